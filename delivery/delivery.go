@@ -1,0 +1,193 @@
+package delivery
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+)
+
+// Lease is how long and for whom deliveries are claimed. Each claiming
+// statement draws a fresh token, which fences every later write (C62).
+type Lease struct {
+	// Token is random and never used again.
+	Token uuid.UUID
+	// Owner identifies the process, for people: "host/pid/instance".
+	Owner string
+	// For is the length of the lease, counted from the database's now.
+	For time.Duration
+}
+
+// Target is one handler that an event fans out to.
+type Target struct {
+	// ID becomes the primary key of the delivery row.
+	ID uuid.UUID
+	// Handler is the canonical name (A46).
+	Handler string
+	// Lease asks that the new delivery be leased at once, because the process has
+	// a free worker for it. The store refuses the lease, not the row, when the
+	// retry window has already passed.
+	Lease bool
+	// Window is the handler's retry window; 0 means none.
+	Window time.Duration
+	// Blocked, when not empty, creates the row as BLOCKED with this reason and Detail.
+	Blocked, Detail string
+}
+
+// Fan is one event and the handlers it fans out to; no targets means that the
+// event is only marked.
+type Fan struct {
+	Event   event.Event
+	Targets []Target
+	// FromLog says that Event is the complete row image of a committed
+	// transaction. If the table does not have the row (not visible yet, or deleted in the
+	// same transaction), its deliveries are created from the image.
+	FromLog bool
+}
+
+// FanOut is one fan-out statement: a batch of events, guarded and idempotent.
+type FanOut struct {
+	// Source names the source, and Position the place in its log that the batch
+	// completes; a store that keeps positions writes it in the same transaction.
+	// Empty for a batch that came from the poller or ends inside a transaction.
+	Source   string
+	Position cdc.Position
+	Lease    Lease
+	Fans     []Fan
+}
+
+// Created is a delivery row that a fan-out inserted.
+type Created struct {
+	// Fan and Target index into FanOut.Fans and its Targets.
+	Fan, Target int
+	// Leased says that the row was inserted with the batch's lease.
+	Leased bool
+}
+
+// FanOutResult says what a fan-out did.
+type FanOutResult struct {
+	Created []Created
+	// Fresh counts events that this call marked; Repeated those that had been
+	// fanned out before (a trigger that fired again); Absent those created from the log's
+	// image because the table had no such row.
+	Fresh, Repeated, Absent int
+	// DuplicateIDs lists event ids that more than one row of the table carries.
+	DuplicateIDs []string
+}
+
+// Claim asks for due deliveries of one handler.
+type Claim struct {
+	// Handler is the canonical name, Names it and its aliases (A81).
+	Handler string
+	Names   []string
+	// Limit bounds the rows leased; the store never leases more.
+	Limit int
+	// Window is the retry window: strictly older rows become EXPIRED (A101). 0 means none.
+	Window time.Duration
+	// MaxAttempts: rows already claimed this often become DEAD (C64, C65). 0 means no limit.
+	MaxAttempts int
+}
+
+// Claimed is a leased delivery.
+type Claimed struct {
+	ID    uuid.UUID
+	Token uuid.UUID
+	// Handler is the canonical name that was claimed for; Stored is the name in the
+	// row, which may be an alias.
+	Handler, Stored string
+	Event           event.Event
+	// Attempts counts failed attempts so far, Claims the claims including this one.
+	Attempts, Claims int
+}
+
+// ClaimResult is what a claim found.
+type ClaimResult struct {
+	Claimed []Claimed
+	// Ended lists deliveries that the claim ended without an attempt, by canonical
+	// handler name and state (EXPIRED, DEAD).
+	Ended map[string]map[State]int
+}
+
+// Verdict is what an attempt asks for.
+type Verdict int
+
+// The verdicts.
+const (
+	// Success needs the current token and a live lease.
+	Success Verdict = iota
+	// Retry needs the current token. It ends as EXPIRED when the next due time is
+	// strictly after the window, as DEAD when the claims are used up (A111, M3).
+	Retry
+	// Fail is a permanent error: DEAD.
+	Fail
+	// Block: BLOCKED, the claim is given back.
+	Block
+	// Discard: DISCARDED.
+	Discard
+	// GiveBack: due again after Delay, the claim is given back (snooze, soft stop).
+	GiveBack
+)
+
+func (v Verdict) String() string {
+	return [...]string{"success", "retry", "fail", "block", "discard", "give_back"}[v]
+}
+
+// Outcome is the end of one attempt.
+type Outcome struct {
+	ID, Token uuid.UUID
+	Verdict   Verdict
+	// Delay until the next attempt, for Retry and GiveBack.
+	Delay time.Duration
+	// Window and MaxAttempts are the handler's limits, for Retry; 0 means none.
+	Window      time.Duration
+	MaxAttempts int
+	// Reason is stored for every end but Success.
+	Reason string
+	// Error is the error's class or code; Message its text, empty unless the operator
+	// asked for it, capped and redacted by the caller (M19).
+	Error, Message string
+	// Attempt is the claim number, Took the handler's run time; both go into the
+	// attempt history of everything but Success and GiveBack.
+	Attempt int
+	Took    time.Duration
+}
+
+// Settled is an outcome that was written, and the state it led to. An outcome
+// without one was stale: another worker holds the delivery now (M32).
+type Settled struct {
+	ID    uuid.UUID
+	State State
+}
+
+// LeaseRef names a held lease.
+type LeaseRef struct{ ID, Token uuid.UUID }
+
+// Match is a set of event types: exact names, prefixes ("order." from "order.*"), or all.
+type Match struct {
+	All      bool
+	Exact    []string
+	Prefixes []string
+}
+
+// Undelivered asks for events that no path has fanned out yet, oldest first.
+type Undelivered struct {
+	Types Match
+	Limit int
+	// Skip excludes ids that the caller is already working on.
+	Skip []string
+}
+
+// Handler is a row of eventlog.handlers.
+type Handler struct {
+	Name    string
+	Aliases []string
+	Types   []string
+}
+
+// Pause says who paused a handler, and why.
+type Pause struct {
+	By, Reason string
+	At         time.Time
+}

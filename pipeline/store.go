@@ -1,0 +1,79 @@
+package pipeline
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+)
+
+// FanOutStore creates deliveries.
+type FanOutStore interface {
+	// FanOut marks the events and inserts their deliveries in one transaction,
+	// guarded so that a repeated call changes nothing. It returns after the commit is
+	// durable. An error for which the store's Rejected says true was caused by a
+	// row, not by the database's condition.
+	FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error)
+	// Quarantine stands in for a fan that the database refuses as it is: one
+	// BLOCKED delivery per target with reduced content and the reason "rejected".
+	Quarantine(ctx context.Context, fan delivery.Fan, cause error) error
+	// Rejected says whether err means that the data of a row is at fault, so that
+	// trying the same batch again cannot help.
+	Rejected(err error) bool
+}
+
+// PollStore finds what the log did not bring.
+type PollStore interface {
+	// Undelivered returns events that are not fanned out, oldest first. It selects
+	// by state, never by "greater than the last seen", from the primary.
+	Undelivered(ctx context.Context, q delivery.Undelivered) ([]event.Event, error)
+}
+
+// HandlingStore leases deliveries and writes outcomes.
+type HandlingStore interface {
+	// Claim leases due deliveries for several handlers in one statement.
+	Claim(ctx context.Context, lease delivery.Lease, claims []delivery.Claim) (delivery.ClaimResult, error)
+	// NextDue returns how long it is until the earliest delivery of the named
+	// handlers is due, by the database's clock; ok is false when there is none.
+	NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error)
+	// Settle writes outcomes in one statement, each fenced by its token. The
+	// result lists those that took effect.
+	Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error)
+	// Renew extends leases in one statement and returns those it still held.
+	Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (held []uuid.UUID, err error)
+}
+
+// RegistryStore keeps what all processes must agree on about handlers.
+type RegistryStore interface {
+	// SyncHandlers records that this process serves the handlers, and returns the
+	// paused ones by canonical name.
+	SyncHandlers(ctx context.Context, owner string, handlers []delivery.Handler) (map[string]delivery.Pause, error)
+	// BlockOrphans turns due deliveries whose handler no process has served for
+	// grace into BLOCKED with reason "no_handler".
+	BlockOrphans(ctx context.Context, grace time.Duration) (int, error)
+	// Unblock makes deliveries that were blocked for want of one of the named
+	// handlers due again (C72, M8).
+	Unblock(ctx context.Context, names []string) (int, error)
+}
+
+// GapStore remembers stretches of log that were not read.
+type GapStore interface {
+	// RecordGap stores a gap; the same gap recorded again is stored once.
+	RecordGap(ctx context.Context, source string, gap cdc.Gap) error
+	// CloseGaps marks the open gaps of the source as swept.
+	CloseGaps(ctx context.Context, source string) error
+}
+
+// Store is everything the pipeline asks of a database. Every implementation
+// passes package storetest.
+type Store interface {
+	FanOutStore
+	PollStore
+	HandlingStore
+	RegistryStore
+	GapStore
+}
