@@ -1,0 +1,4 @@
+package pipeline
+
+// condition is a compiled CEL expression.
+type condition struct{}
