@@ -11,6 +11,10 @@ import (
 
 // subscriber is one registered handler with its defaults applied. It is
 // immutable once the registry is built.
+//
+// Applied means: Concurrency, Timeout, Retry.Base and Retry.Cap are positive,
+// and Retry.Window is the window or 0 for none (never negative), as
+// delivery.Claim and delivery.Outcome want it.
 type subscriber struct {
 	Handler
 	match delivery.Match
@@ -35,4 +39,44 @@ type job struct {
 	leasedAt time.Time
 	// commitTime is the commit of the event, zero when it came from the poller.
 	commitTime time.Time
+}
+
+// slots is what fan-out and the registry heartbeat ask of handling; *handling
+// is the one implementation. All methods may be called from any goroutine, do no I/O
+// and do not block.
+type slots interface {
+	// reserve takes up to want free worker slots of a handler for deliveries that
+	// are about to be created already leased: 0 when paused, stopping or busy.
+	reserve(handler string, want int) int
+	// release gives back reserved slots that were not used.
+	release(handler string, n int)
+	// accept hands over leased deliveries, one reserved slot each. After handling
+	// has begun to stop it gives them back to the database.
+	accept(jobs []job)
+	// wake says that due, unleased deliveries of the handler may exist.
+	wake(handler string)
+	// setPaused replaces the set of paused handlers, by canonical name.
+	setPaused(paused map[string]delivery.Pause)
+	// health reports what runs, in order of registration.
+	health() handlingHealth
+}
+
+// handlingHealth is handling's part of [Health].
+type handlingHealth struct {
+	handlers []HandlerHealth
+	// stale counts outcomes that changed nothing since the start (M32).
+	stale int64
+	// err and since describe the failure to reach the database that handling is in
+	// now; nil and zero when there is none.
+	err   error
+	since time.Time
+}
+
+// HandlerHealth is the state of one handler in this process.
+type HandlerHealth struct {
+	Name string
+	// Running counts attempts in progress, Limit is the handler's concurrency.
+	Running, Limit int
+	// Paused is nil unless the handler is paused.
+	Paused *delivery.Pause
 }
