@@ -1,1 +1,62 @@
 package pipeline
+
+// Counters of the way from the log to the delivery rows. The handler argument
+// of [Observer.Count] is empty unless the comment says otherwise.
+const (
+	// CountSentinel: rows with a null type, which are never fanned out (A53, M26).
+	CountSentinel Counter = "sentinel"
+	// CountUnsubscribed: events that no handler listens to (A54).
+	CountUnsubscribed Counter = "unsubscribed"
+	// CountRowError: rows that could not be read as an event, such as one with a
+	// null id. They have no delivery; the log names their place.
+	CountRowError Counter = "row_error"
+	// CountDuplicateID: event ids that more than one row of the table carries.
+	CountDuplicateID Counter = "duplicate_id"
+	// CountNullPayload: BLOCKED for want of a payload, per handler (A169).
+	CountNullPayload Counter = "null_payload"
+	// CountOversize: BLOCKED because the payload is too large, per handler.
+	CountOversize Counter = "oversize"
+	// CountConditionError: conditions that could not be evaluated, per handler or trigger.
+	CountConditionError Counter = "condition_error"
+	// CountQuarantined: events that the database refused as they were; a reduced
+	// BLOCKED delivery stands for each.
+	CountQuarantined Counter = "quarantined"
+	// CountQuarantineFailed: events for which even that was refused. They stay
+	// undelivered in their table and are tried again at a slow pace.
+	CountQuarantineFailed Counter = "quarantine_failed"
+	// CountFanOutRetry: fan-out statements that are tried again after an error.
+	CountFanOutRetry Counter = "fanout_retry"
+	// CountTriggerRetry: trigger callbacks that failed and are tried again; handler
+	// is the trigger's name.
+	CountTriggerRetry Counter = "trigger_retry"
+)
+
+// Counters of the poller: events it found, by the reason why it had to look.
+// In steady state the last two do not move (N14).
+const (
+	CountPolledStartup  Counter = "polled_startup"
+	CountPolledGap      Counter = "polled_gap"
+	CountPolledPollMode Counter = "polled_poll_mode"
+	// CountPolledBehind: the log is being read, but is far behind.
+	CountPolledBehind Counter = "polled_behind"
+	// CountPolledLogDown: the log is not being read.
+	CountPolledLogDown Counter = "polled_log_down"
+	// CountPolledMissed: the log is being read and did not bring them.
+	CountPolledMissed Counter = "polled_missed"
+	// CountPollError: looks that failed.
+	CountPollError Counter = "poll_error"
+)
+
+// Counters of the surroundings.
+const (
+	// CountSourceRun: runs of the source that were begun, the first included.
+	CountSourceRun Counter = "source_run"
+	// CountGap: stretches of log that were not read.
+	CountGap Counter = "gap"
+	// CountRegistryError: registry heartbeats that failed.
+	CountRegistryError Counter = "registry_error"
+	// CountOrphaned: deliveries BLOCKED because no process serves their handler.
+	CountOrphaned Counter = "orphaned"
+	// CountUnblocked: deliveries made due again because this process serves them.
+	CountUnblocked Counter = "unblocked"
+)
