@@ -1,6 +1,7 @@
 package event
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -73,8 +74,8 @@ func classed(c Class, after time.Duration, err error) error {
 }
 
 // Classify returns the class of err and the delay that came with it (zero when
-// none did). The outermost class wins. Classify(nil) is ClassRetry, 0: ask only
-// about errors.
+// none did). The outermost class wins, and in a joined error the first one.
+// Classify(nil) is ClassRetry, 0: ask only about errors.
 func Classify(err error) (Class, time.Duration) {
 	var o *outcome
 	if errors.As(err, &o) {
@@ -92,17 +93,31 @@ type Coded interface {
 }
 
 // Code returns the short code to store for err: the code of the first [Coded]
-// in its chain, else the Go type of the innermost error.
+// in its chain; else "timeout" or "canceled" for the errors of a context that
+// ended; else the Go type of the innermost error, following the first branch of
+// a joined one. Code(nil) is empty.
 func Code(err error) string {
 	var c Coded
-	if errors.As(err, &c) {
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &c):
 		return c.Code()
+	case errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, context.Canceled):
+		return "canceled"
 	}
-	for {
-		next := errors.Unwrap(err)
-		if next == nil {
-			return fmt.Sprintf("%T", err)
-		}
+	for next := cause(err); next != nil; next = cause(err) {
 		err = next
 	}
+	return fmt.Sprintf("%T", err)
+}
+
+// cause is errors.Unwrap that also goes into the first branch of a joined error.
+func cause(err error) error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok && len(joined.Unwrap()) > 0 {
+		return joined.Unwrap()[0]
+	}
+	return errors.Unwrap(err)
 }
