@@ -84,6 +84,17 @@ func Classify(err error) (Class, time.Duration) {
 	return ClassRetry, 0
 }
 
+// Reason returns the text of the error that was given its class, without what
+// was wrapped around it since: for a [Cancel], its reason. For an error without
+// a class it is empty.
+func Reason(err error) string {
+	var o *outcome
+	if errors.As(err, &o) {
+		return o.err.Error()
+	}
+	return ""
+}
+
 // Coded is implemented by errors that carry a short machine-readable code, such
 // as "http_503" or "dial". Code ends up in event_notifications.last_error; the
 // message does not, unless the operator asked for it (M19).

@@ -70,6 +70,15 @@ func TestClassed_ErrorKeepsItsTextAndCause(t *testing.T) {
 	}
 }
 
+func TestReason_IsWhatCancelWasGiven(t *testing.T) {
+	wrapped := fmt.Errorf("order of jane@example.com: %w", event.Cancel("order was withdrawn"))
+	for err, want := range map[error]string{wrapped: "order was withdrawn", errPlain: "", nil: ""} {
+		if got := event.Reason(err); got != want {
+			t.Errorf("Reason(%v) = %q, want %q", err, got, want)
+		}
+	}
+}
+
 func TestClass_String(t *testing.T) {
 	for class, want := range map[event.Class]string{
 		event.ClassRetry:       "retry",
