@@ -1,0 +1,57 @@
+//go:build unix && !linux
+
+package localserver
+
+import (
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// dieWithParent does nothing: this kernel cannot. The next start sweeps.
+func dieWithParent(*syscall.SysProcAttr) {}
+
+// childrenByParent asks ps, which every such system has.
+func childrenByParent() map[int][]int {
+	children := map[int][]int{}
+	for _, f := range ps("pid=,ppid=") {
+		pid, errPid := strconv.Atoi(f[0])
+		parent, errParent := strconv.Atoi(f[1])
+		if errPid == nil && errParent == nil {
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	return children
+}
+
+func isZombie(pid int) bool {
+	for _, f := range ps("pid=,state=") {
+		if f[0] == strconv.Itoa(pid) {
+			return strings.HasPrefix(f[1], "Z")
+		}
+	}
+	return false
+}
+
+func ps(columns string) [][]string {
+	out, err := exec.Command("ps", "-axo", columns).Output()
+	if err != nil {
+		return nil
+	}
+	var rows [][]string
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) == 2 {
+			rows = append(rows, f)
+		}
+	}
+	return rows
+}
+
+// killIn ends the postmaster of a data folder, named in its pid file by sweep's
+// caller; here only the servers that hold the folder open are known to ps, so
+// nothing is killed that cannot be told apart.
+func killIn(string) {}
+
+// removeSharedMemory does nothing: these systems' segments are few bytes.
+func removeSharedMemory(string) {}

@@ -1,0 +1,181 @@
+package testdb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
+	"go.uber.org/goleak"
+)
+
+// startTimeout bounds the start of a server. It is far above what a start
+// takes, because many test binaries may start servers on two cores at once.
+const startTimeout = 2 * time.Minute
+
+// majors are the PostgreSQL versions that every promise is tested on: the
+// oldest and the newest supported.
+var majors = [...]int{15, 18}
+
+// Main runs a package's tests, stops the shared servers, and fails the package
+// when goroutines are left. Call it from TestMain; it does not return.
+func Main(m *testing.M) {
+	code := m.Run()
+	if err := shared.close(); err != nil {
+		fmt.Fprintln(os.Stderr, "testdb: stop shared servers:", err)
+		code = max(code, 1)
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "testdb: goroutines left after the tests:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// EachPostgres runs fn as one subtest per PostgreSQL major version, one after
+// the other.
+func EachPostgres(t *testing.T, fn func(t *testing.T, major int)) {
+	t.Helper()
+	for _, major := range majors {
+		t.Run("pg"+strconv.Itoa(major), func(t *testing.T) {
+			require(t, major)
+			fn(t, major)
+		})
+	}
+}
+
+// Dedicated starts a server for this test alone, closed by cleanup. Settings go
+// on top of wal_level=logical; fsync stays on unless set.
+func Dedicated(t testing.TB, major int, settings map[string]string) *localserver.Postgres {
+	t.Helper()
+	require(t, major)
+	server, err := start(major, settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("PostgreSQL %s: own server from %s", server.Version(), server.Origin())
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Errorf("close PostgreSQL %d: %v", major, err)
+		}
+	})
+	return server
+}
+
+// WaitFor polls every 10 ms until cond holds, and fails the test, naming what,
+// when it does not within 60 s. The limit is there for a broken program, not
+// for a slow machine.
+func WaitFor(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(60 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("waited 60 s for: %s", what)
+		}
+	}
+}
+
+// require ends the test when the machine has no server of this major version.
+func require(t testing.TB, major int) {
+	t.Helper()
+	for _, install := range installs() {
+		if install.Major == major {
+			return
+		}
+	}
+	const hint = "run scripts/install-servers.sh"
+	if os.Getenv("CI") != "" {
+		t.Fatalf("no PostgreSQL %d on this machine, and CI is set: %s", major, hint)
+	}
+	t.Skipf("no PostgreSQL %d on this machine: %s", major, hint)
+}
+
+// installs looks once for what the machine has.
+var installs = sync.OnceValue(func() []localserver.Install {
+	return localserver.FindPostgres(context.Background())
+})
+
+func start(major int, settings map[string]string) (*localserver.Postgres, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return localserver.StartPostgres(ctx, localserver.PostgresOptions{Major: major, Settings: settings})
+}
+
+// pool of shared servers, one per major version, started when first wanted.
+type servers struct {
+	mu      sync.Mutex
+	byMajor map[int]*localserver.Postgres
+}
+
+// shared belongs to the test binary: its servers live from the first test that
+// wants one to the end of Main.
+var shared = servers{byMajor: map[int]*localserver.Postgres{}}
+
+// sharedSettings make room for many tests at once and trade durability, which a
+// shared server never has to show, for speed.
+var sharedSettings = map[string]string{
+	"fsync":                     "off",
+	"full_page_writes":          "off",
+	"max_connections":           "200",
+	"max_prepared_transactions": "20",
+	"max_replication_slots":     "64",
+	"max_wal_senders":           "64",
+	"shared_buffers":            "64MB",
+	"max_wal_size":              "512MB",
+}
+
+func (s *servers) get(t testing.TB, major int) *localserver.Postgres {
+	t.Helper()
+	require(t, major)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if server := s.byMajor[major]; server != nil {
+		return server
+	}
+	server, err := start(major, sharedSettings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("PostgreSQL %s: shared server from %s", server.Version(), server.Origin())
+	s.byMajor[major] = server
+	return server
+}
+
+func (s *servers) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for major, server := range s.byMajor {
+		errs = append(errs, server.Close())
+		delete(s.byMajor, major)
+	}
+	return errors.Join(errs...)
+}
+
+// plainName turns a test's name into a short part of a database name.
+func plainName(test string) string {
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		default:
+			return '_'
+		}
+	}, test)
+	return name[:min(len(name), 40)]
+}
