@@ -1,0 +1,87 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+)
+
+// Config is what the application does. The zero value of each optional field is its default.
+type Config struct {
+	// DSN of a PostgreSQL database with the eventlog tables, and [Setup] done. Required.
+	DSN string
+	// Ledger receives what was written. Required.
+	Ledger *ledger.Writers
+	// Writers is how many sessions write at once. Default 4.
+	Writers int
+	// Rate bounds the transactions per second of all writers together. Default 0: no bound.
+	Rate float64
+	// Seed makes the mix of transactions repeatable, per writer.
+	Seed uint64
+	// Draw makes the next event. It is called from every writer, with the writer's
+	// own source of randomness. Default [Orders].
+	Draw func(*rand.Rand) Spec
+	// Faults says that connections and the server may fail.
+	Faults bool
+}
+
+// Spec is one event to insert.
+type Spec struct {
+	Type string
+	// Payload is a JSON document; nil is stored as NULL.
+	Payload []byte
+	// Age dates the event back.
+	Age time.Duration
+}
+
+// OrderTypes are the event types that [Orders] draws.
+func OrderTypes() []string {
+	return []string{"order.placed", "order.paid", "order.shipped", "order.cancelled"}
+}
+
+// Orders draws events of a shop, all types equally often.
+func Orders(r *rand.Rand) Spec {
+	types := OrderTypes()
+	return Spec{
+		Type: types[r.IntN(len(types))],
+		Payload: fmt.Appendf(nil, `{"order_id": "o-%08x", "customer": "c-%04d", "total_cents": %d}`,
+			r.Uint32(), r.IntN(10_000), 100+r.IntN(99_900)),
+	}
+}
+
+// Setup creates the business table that the writers write to, if it is missing.
+func Setup(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, `
+		CREATE SCHEMA IF NOT EXISTS shop;
+		CREATE TABLE IF NOT EXISTS shop.orders (
+			id uuid PRIMARY KEY,
+			customer text NOT NULL,
+			total_cents bigint NOT NULL CHECK (total_cents > 0),
+			updated timestamp NOT NULL)`)
+	if err != nil {
+		return fmt.Errorf("create the business table: %w", err)
+	}
+	return nil
+}
+
+// Run writes until ctx ends, and then returns nil.
+func Run(ctx context.Context, c Config) error {
+	if c.Writers == 0 {
+		c.Writers = 4
+	}
+	if c.Draw == nil {
+		c.Draw = Orders
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for i := range c.Writers {
+		w := &writer{Config: c, rng: rand.New(rand.NewPCG(c.Seed, uint64(i)))}
+		group.Go(func() error { return w.run(ctx) })
+	}
+	return group.Wait()
+}
