@@ -24,14 +24,25 @@ type Row struct {
 
 // Fault is a moment at which outcomes that were not durable yet were lost.
 type Fault struct {
-	// Process that died or was stopped; empty when it was the server, which concerns
-	// every process.
+	// Process that died or was stopped, with every outcome that it had not written
+	// yet. Empty when the server crashed, which concerns every process, and also outcomes
+	// that had been written but not flushed: acknowledgements commit asynchronously.
 	Process string
 	At      time.Time
-	// Window is how long before At a handler may have returned without its outcome
-	// being durable at At: the time that acknowledging takes, and after a crash of the
-	// server the delay of asynchronous commits on top.
+	// Window is how long before a crash of the server a handler may have returned
+	// without its outcome being on disk at At.
 	Window time.Duration
+}
+
+// swallows says whether the fault may have undone the outcome of an attempt.
+func (f Fault) swallows(s Receipt) bool {
+	if s.Start.After(f.At) {
+		return false
+	}
+	if f.Process != "" {
+		return f.Process == s.Process && !s.Settled
+	}
+	return s.End.IsZero() || !s.End.Before(f.At.Add(-f.Window))
 }
 
 // Input is the three accounts, and the faults that were made on purpose.
@@ -219,10 +230,7 @@ func givenBack(outcome string) bool {
 func countCut(starts []Receipt, faults []Fault) int {
 	n := 0
 	for _, s := range starts {
-		if slices.ContainsFunc(faults, func(f Fault) bool {
-			return (f.Process == "" || f.Process == s.Process) && !s.Start.After(f.At) &&
-				(s.End.IsZero() || !s.End.Before(f.At.Add(-f.Window)))
-		}) {
+		if slices.ContainsFunc(faults, func(f Fault) bool { return f.swallows(s) }) {
 			n++
 		}
 	}

@@ -33,6 +33,11 @@ func start(ev, h string, attempt, from, to int, outcome string) ledger.Receipt {
 	return r
 }
 
+func settled(r ledger.Receipt) ledger.Receipt {
+	r.Settled = true
+	return r
+}
+
 func succeededRow(ev, h string, attempts int) ledger.Row {
 	return ledger.Row{Pair: pair(ev, h), State: delivery.Succeeded, Attempts: attempts, Claims: attempts + 1}
 }
@@ -145,11 +150,12 @@ func TestCompare_DuplicateIsExplainedOnlyByItsFault(t *testing.T) {
 		explained bool
 	}{
 		{"killed while running", start("e1", "h1", 1, 10, -1, ""), ledger.Fault{Process: "p1", At: at(50)}, true},
-		{"killed before the outcome was durable", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{Process: "p1", At: at(50), Window: window}, true},
-		{"the server crashed", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{At: at(50), Window: window}, true},
-		{"another process was killed", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{Process: "p2", At: at(50), Window: window}, false},
-		{"killed long after", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{Process: "p1", At: at(900), Window: window}, false},
-		{"killed before it started", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{Process: "p1", At: at(5), Window: window}, false},
+		{"killed before the outcome was written", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{Process: "p1", At: at(50)}, true},
+		{"killed after the outcome was written", settled(start("e1", "h1", 1, 10, 20, "ok")), ledger.Fault{Process: "p1", At: at(50)}, false},
+		{"another process was killed", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{Process: "p2", At: at(50)}, false},
+		{"killed before it started", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{Process: "p1", At: at(5)}, false},
+		{"the server crashed before the outcome was on disk", settled(start("e1", "h1", 1, 10, 20, "ok")), ledger.Fault{At: at(50), Window: window}, true},
+		{"the server crashed long after", start("e1", "h1", 1, 10, 20, "ok"), ledger.Fault{At: at(900), Window: window}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -216,7 +222,7 @@ func TestSnapshot_ResolveSettlesUnansweredCommits(t *testing.T) {
 func record(t *testing.T, r *ledger.Recorder, attempt int, result error) {
 	t.Helper()
 	h := r.Wrap(event.HandlerFunc(func(context.Context, event.Envelope) error { return result }))
-	err := h.Handle(t.Context(), event.Envelope{Event: event.Event{ID: "e1"}, Handler: "h1", Attempt: attempt})
+	err := h.Handle(t.Context(), event.Envelope{Event: event.Event{ID: "e1"}, Handler: "h1", DeliveryID: "d1", Attempt: attempt})
 	if !errors.Is(err, result) {
 		t.Fatalf("handler returned %v, want %v", err, result)
 	}
@@ -229,6 +235,9 @@ func TestRecorder_FileSurvivesACutLastLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	record(t, r, 1, errors.New("no"))
+	if err := r.Settled("d1", "never started"); err != nil {
+		t.Fatal(err)
+	}
 	record(t, r, 2, nil)
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
@@ -250,6 +259,9 @@ func TestRecorder_FileSurvivesACutLastLine(t *testing.T) {
 	}
 	if len(got) != 2 || got[0].Outcome != "retry" || got[1].Outcome != ledger.OutcomeOK || got[1].Attempt != 2 || got[1].Process != "p1" {
 		t.Errorf("receipts = %+v, want a retry and a success of process p1", got)
+	}
+	if !got[0].Settled || got[1].Settled {
+		t.Errorf("settled = %v, %v; want the first only", got[0].Settled, got[1].Settled)
 	}
 	for _, rc := range got {
 		if rc.End.Before(rc.Start) {

@@ -26,6 +26,9 @@ type Receipt struct {
 	// Outcome is what the handler returned: "ok", "stopped" when its context had been
 	// cancelled, else the outcome class of package event. Empty while End is zero.
 	Outcome string
+	// Settled says that the outcome was written before the process died; only a
+	// recorder that is told ([Recorder.Settled]) knows.
+	Settled bool
 }
 
 // Outcomes that are not a class of package event.
@@ -42,11 +45,14 @@ type Recorder struct {
 	mu       sync.Mutex
 	file     *os.File // nil: in memory only
 	next     int
-	receipts []Receipt // in memory only
+	receipts []Receipt      // in memory only
+	running  map[string]int // by delivery id: its latest start, until it is settled
 }
 
 // NewRecorder returns a recorder that keeps its receipts in memory.
-func NewRecorder(process string) *Recorder { return &Recorder{process: process} }
+func NewRecorder(process string) *Recorder {
+	return &Recorder{process: process, running: map[string]int{}}
+}
 
 // OpenRecorder returns a recorder that appends its receipts to a file, for a
 // process that is going to be killed. [ReadReceipts] reads them back.
@@ -55,7 +61,9 @@ func OpenRecorder(path, process string) (*Recorder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open receipts: %w", err)
 	}
-	return &Recorder{process: process, file: f}, nil
+	r := NewRecorder(process)
+	r.file = f
+	return r, nil
 }
 
 // Close closes the file, if there is one.
@@ -106,7 +114,28 @@ func (r *Recorder) Receipts() []Receipt {
 	return slices.Clone(r.receipts)
 }
 
-// line is one line of a receipts file: a start has Event set, an end Outcome.
+// Settled records that the outcomes of the latest attempts of these deliveries have
+// been written. An error means that the file could not be.
+func (r *Recorder) Settled(deliveryIDs ...string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range deliveryIDs {
+		n, ok := r.running[id]
+		if !ok {
+			continue // ended before its handler was called
+		}
+		delete(r.running, id)
+		if r.file == nil {
+			r.receipts[n].Settled = true
+		} else if err := r.write(line{N: n, At: time.Now().UnixNano(), Settled: true}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// line is one line of a receipts file: a start has Event set, an end Outcome, the
+// news that the outcome was written Settled.
 type line struct {
 	N       int    `json:"n"`
 	At      int64  `json:"at"` // nanoseconds since 1970
@@ -115,6 +144,7 @@ type line struct {
 	Process string `json:"process,omitempty"`
 	Attempt int    `json:"attempt,omitempty"`
 	Outcome string `json:"outcome,omitempty"`
+	Settled bool   `json:"settled,omitempty"`
 }
 
 func (r *Recorder) start(e event.Envelope) (int, error) {
@@ -123,6 +153,7 @@ func (r *Recorder) start(e event.Envelope) (int, error) {
 	now := time.Now()
 	n := r.next
 	r.next++
+	r.running[e.DeliveryID] = n
 	if r.file != nil {
 		return n, r.write(line{N: n, At: now.UnixNano(), Event: e.ID, Handler: e.Handler, Process: r.process, Attempt: e.Attempt})
 	}
@@ -183,6 +214,8 @@ func ReadReceipts(path string) ([]Receipt, error) {
 			})
 		case l.Outcome != "" && l.N < len(out):
 			out[l.N].End, out[l.N].Outcome = at, l.Outcome
+		case l.Settled && l.N < len(out):
+			out[l.N].Settled = true
 		default:
 			return nil, fmt.Errorf("read receipts of %s: line for start %d after %d starts", path, l.N, len(out))
 		}
