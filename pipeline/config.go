@@ -116,7 +116,8 @@ type Trigger struct {
 	Name string
 	// Table is "schema.table"; the source must publish it. Required.
 	Table string
-	// When is an optional CEL condition over `record`, the row's columns by name.
+	// When is an optional CEL condition over `record`, the row's columns by name in
+	// the database's text form: `int(record.amount) > 100`, `record.note == null`.
 	When string
 	// OnRecordCreated receives the matching records of one or more commits. Required.
 	OnRecordCreated func(ctx context.Context, records []RecordCreated) error
@@ -124,8 +125,13 @@ type Trigger struct {
 
 // RecordCreated is one committed insert.
 type RecordCreated struct {
-	Record     cdc.Record
+	Record cdc.Record
+	// CommitTime is the server's commit time; zero when unknown.
 	CommitTime time.Time
+	// ConditionError is set when the trigger's condition could not be evaluated for
+	// this record. The record is handed over nevertheless, because "cannot tell" is not
+	// "no": the callback decides what becomes of it.
+	ConditionError error
 }
 
 // Observer receives what happens inside a pipeline. Its methods are called from

@@ -10,6 +10,8 @@ const (
 	// CountRowError: rows that could not be read as an event, such as one with a
 	// null id. They have no delivery; the log names their place.
 	CountRowError Counter = "row_error"
+	// CountForeignRow: rows of a table that no trigger watches (A167).
+	CountForeignRow Counter = "foreign_row"
 	// CountDuplicateID: event ids that more than one row of the table carries.
 	CountDuplicateID Counter = "duplicate_id"
 	// CountNullPayload: BLOCKED for want of a payload, per handler (A169).
@@ -21,9 +23,9 @@ const (
 	// CountQuarantined: events that the database refused as they were; a reduced
 	// BLOCKED delivery stands for each.
 	CountQuarantined Counter = "quarantined"
-	// CountQuarantineFailed: events for which even that was refused. They stay
-	// undelivered in their table and are tried again at a slow pace.
-	CountQuarantineFailed Counter = "quarantine_failed"
+	// CountSetAside: events that could not be fanned out while the database answered.
+	// They stay undelivered in their table and are tried again at a slow pace.
+	CountSetAside Counter = "set_aside"
 	// CountFanOutRetry: fan-out statements that are tried again after an error.
 	CountFanOutRetry Counter = "fanout_retry"
 	// CountTriggerRetry: trigger callbacks that failed and are tried again; handler

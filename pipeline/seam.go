@@ -12,12 +12,11 @@ import (
 // subscriber is one registered handler with its defaults applied. It is
 // immutable once the registry is built.
 //
-// Applied means: Concurrency, Timeout, Retry.Base and Retry.Cap are positive,
-// and Retry.Window is the window or 0 for none (never negative), as
-// delivery.Claim and delivery.Outcome want it.
+// Applied means: Concurrency and Timeout are positive, and Retry has been through
+// withDefaults, so that Retry.window() is what package delivery wants.
 type subscriber struct {
 	Handler
-	match delivery.Match
+	match matcher
 	// cond is the compiled When, nil when the handler takes every event of its types.
 	cond *condition
 	// names is the canonical name followed by the aliases (A81).

@@ -1,0 +1,82 @@
+package pipeline
+
+import (
+	"sync"
+	"time"
+)
+
+const (
+	// asideFirst and asideMost bound how long an event that was set aside waits for
+	// its next try.
+	asideFirst = time.Minute
+	asideMost  = time.Hour
+	// asideLimit bounds how many events are remembered, and so the size of the
+	// poller's query.
+	asideLimit = 20_000
+)
+
+// aside remembers events that this process cannot get out of the way for now, so
+// that they do not fill every look of the poller, which takes the oldest first.
+// They stay undelivered in their table and come up again when their time is over.
+// It is memory only: a new process tries them at once. It may be used by several goroutines.
+type aside struct {
+	mu   sync.Mutex
+	held map[string]heldEvent
+}
+
+type heldEvent struct {
+	until time.Time
+	times int
+}
+
+// put sets an event aside, longer every time; false means that there are too
+// many of them.
+func (a *aside) put(id string, now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	h, known := a.held[id]
+	if !known && len(a.held) >= asideLimit {
+		return false
+	}
+	if a.held == nil {
+		a.held = make(map[string]heldEvent)
+	}
+	wait := asideMost
+	if h.times < 6 {
+		wait = min(asideFirst<<h.times, asideMost)
+	}
+	a.held[id] = heldEvent{until: now.Add(wait), times: h.times + 1}
+	return true
+}
+
+// skip lists the events that are still to be left out.
+func (a *aside) skip(now time.Time) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var ids []string
+	for id, h := range a.held {
+		if now.Before(h.until) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// done forgets events that were fanned out after all.
+func (a *aside) done(events []routed) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.held) == 0 {
+		return
+	}
+	for i := range events {
+		delete(a.held, events[i].fan.Event.ID)
+	}
+}
+
+// size is how many events are remembered.
+func (a *aside) size() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.held)
+}

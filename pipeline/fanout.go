@@ -1,0 +1,384 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+)
+
+// The paths that bring an event to the fan-out, as observers see them.
+const (
+	viaLog  = "log"
+	viaPoll = "poll"
+)
+
+const (
+	// statementTimeout bounds the first try of a statement, so that a dead
+	// connection or a lock does not hold a loop for good; each further try has twice as
+	// long, up to statementTimeoutMost.
+	statementTimeout     = 10 * time.Second
+	statementTimeoutMost = 4 * time.Minute
+	// splitAfter is how often a batch fails, for a reason that is not known to lie in
+	// its data, before it is tried in halves.
+	splitAfter = 3
+	// hopelessAfter is how often a single event fails, each time with a database that
+	// answers, before the reason is taken to lie in the event.
+	hopelessAfter = 3
+)
+
+// fanOut turns routed events into delivery rows. It is the one code path for
+// the log and the poller, and may be used by both at the same time.
+//
+// Where does the event go if this fails? A database that is away is waited for, and the
+// log's position waits too. A row that the database refuses is found by halving the
+// batch, and a reduced BLOCKED delivery stands for it. A row that cannot be written while
+// the database answers, for instance because a session holds its lock, is left
+// undelivered in its table and handed to the poller, so that it holds up nothing else.
+type fanOut struct {
+	store      FanOutStore
+	deliveries deliveryStore
+	slots      slots
+	source     string
+	lease      delivery.Lease // without a token: each statement draws its own
+	names      []string       // every handler name, for the probe
+	aside      *aside
+	log        *slog.Logger
+	obs        Observer
+	warn       seldom
+	// viaLog and viaPoll are the troubles of the two paths.
+	viaLog, viaPoll *trouble
+
+	mu     sync.Mutex
+	lastOK time.Time
+}
+
+// deliveryStore is what fan-out asks of the handling side of a store.
+type deliveryStore interface {
+	Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error)
+	NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error)
+}
+
+// part is a batch, or what halving left of one.
+type part struct {
+	events []routed
+	// failures counts failed tries for a reason that may lie in the database,
+	// suspect those of a single event after which the database answered.
+	failures, suspect int
+	// unsure are leases of tries whose end is not known: the statement may have
+	// committed before the connection broke.
+	unsure []leasedTarget
+}
+
+type leasedTarget struct {
+	id, token uuid.UUID
+	handler   string
+}
+
+// deliver fans the events out. It returns nil when each has its delivery rows, or
+// has been set aside for the poller; until then it tries again. It gives up only when run
+// ends, and lets the statement in flight finish until work ends. position goes
+// with the last statement.
+func (f *fanOut) deliver(run, work context.Context, events []routed, via string, position cdc.Position) error {
+	queue := []part{{events: events}}
+	wait := pause{base: 100 * time.Millisecond, cap: 5 * time.Second}
+	for len(queue) > 0 {
+		p := queue[0]
+		queue = queue[1:]
+		at := position
+		if len(queue) > 0 {
+			at = ""
+		}
+		err := f.attempt(work, &p, via, at)
+		rejected := err != nil && f.store.Rejected(err)
+		if rejected && len(p.events) == 1 {
+			rejected, err = false, f.quarantine(work, p.events[0], err)
+		}
+		switch {
+		case err == nil:
+			wait.reset()
+			continue
+		case rejected:
+			queue = append(p.halves(), queue...)
+			continue
+		case run.Err() != nil:
+			return err
+		}
+		f.failed(&p, err, via)
+		switch {
+		case len(p.events) > 1 && p.failures >= splitAfter:
+			queue = append(p.halves(), queue...)
+		case len(p.events) > 1:
+			queue = append([]part{p}, queue...)
+		case f.hopeless(work, &p):
+			f.giveUp(work, p.events[0], err)
+			continue
+		default:
+			queue = append(queue, p) // the others first
+		}
+		if !sleep(run, wait.next()) {
+			return run.Err()
+		}
+	}
+	f.troubleOf(via).recovered()
+	return nil
+}
+
+// halves splits a part. Both inherit the failures but for one, so that the next
+// failure splits again: the search for one bad event is quick.
+func (p part) halves() []part {
+	failures := min(p.failures, splitAfter-1)
+	mid := len(p.events) / 2
+	return []part{
+		{events: p.events[:mid], failures: failures, unsure: p.unsure},
+		{events: p.events[mid:], failures: failures},
+	}
+}
+
+func (f *fanOut) failed(p *part, err error, via string) {
+	p.failures++
+	f.obs.Count(CountFanOutRetry, "", 1)
+	f.troubleOf(via).failed(err, "events", len(p.events))
+}
+
+func (f *fanOut) troubleOf(via string) *trouble {
+	if via == viaLog {
+		return f.viaLog
+	}
+	return f.viaPoll
+}
+
+// hopeless says that the reason must lie in the event: its statement failed again
+// and again, and each time the database answered another one at once.
+func (f *fanOut) hopeless(work context.Context, p *part) bool {
+	ctx, cancel := context.WithTimeout(work, statementTimeout)
+	defer cancel()
+	if _, _, err := f.deliveries.NextDue(ctx, f.names); err != nil {
+		p.suspect = 0
+		return false
+	}
+	p.suspect++
+	return p.suspect >= hopelessAfter
+}
+
+// giveUp gets a single event out of the way. A timeout means that somebody holds a
+// lock on its rows, which will pass; any other reason is one of the data.
+func (f *fanOut) giveUp(work context.Context, r routed, err error) {
+	if errors.Is(err, context.DeadlineExceeded) || f.quarantine(work, r, err) != nil {
+		f.setAside(r, err)
+	}
+}
+
+// attempt runs one statement. Leases are asked for on the first try only: a
+// worker slot must not stand idle while a broken database is waited for.
+func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc.Position) error {
+	batch := delivery.FanOut{Source: f.source, Position: position, Lease: f.lease, Fans: make([]delivery.Fan, len(p.events))}
+	batch.Lease.Token = uuid.New()
+	for i := range p.events {
+		batch.Fans[i] = p.events[i].fan
+	}
+	reserved := f.reserve(p, batch.Fans)
+	ctx, cancel := context.WithTimeout(work, timeoutOfTry(p.failures))
+	defer cancel()
+	begun := time.Now()
+	result, err := f.store.FanOut(ctx, batch)
+	if err != nil {
+		f.release(reserved)
+		if !f.store.Rejected(err) {
+			p.unsure = append(p.unsure, leasedTargets(&batch)...)
+		}
+		return err
+	}
+	f.succeeded(begun)
+	f.handOver(p, &batch, &result, reserved, begun)
+	f.giveBack(work, p.unsure)
+	f.report(&batch, &result, via, time.Since(begun))
+	f.aside.done(p.events)
+	return nil
+}
+
+func timeoutOfTry(failures int) time.Duration {
+	return min(statementTimeout<<min(failures, 10), statementTimeoutMost)
+}
+
+func (f *fanOut) succeeded(at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lastOK = at
+}
+
+// reserve asks for worker slots, and marks as many targets as it got to be
+// created already leased. It returns the reserved slots by handler.
+func (f *fanOut) reserve(p *part, fans []delivery.Fan) map[string]int {
+	want := make(map[string]int)
+	for i := range fans {
+		for j := range fans[i].Targets {
+			t := &fans[i].Targets[j]
+			t.Lease = false
+			if t.Blocked == "" && p.failures == 0 {
+				want[t.Handler]++
+			}
+		}
+	}
+	reserved := make(map[string]int, len(want))
+	for handler, n := range want {
+		if got := f.slots.reserve(handler, n); got > 0 {
+			reserved[handler], want[handler] = got, got
+		} else {
+			delete(want, handler)
+		}
+	}
+	for i := range fans {
+		for j := range fans[i].Targets {
+			t := &fans[i].Targets[j]
+			if t.Blocked == "" && want[t.Handler] > 0 {
+				t.Lease = true
+				want[t.Handler]--
+			}
+		}
+	}
+	return reserved
+}
+
+func (f *fanOut) release(reserved map[string]int) {
+	for handler, n := range reserved {
+		if n > 0 {
+			f.slots.release(handler, n)
+		}
+	}
+}
+
+// handOver gives the leased deliveries to their workers, returns the slots that
+// were not used, and wakes the handlers that have more to claim. begun was read
+// before the statement was sent, so the lease ends here first.
+func (f *fanOut) handOver(p *part, batch *delivery.FanOut, result *delivery.FanOutResult, reserved map[string]int, begun time.Time) {
+	var jobs []job
+	wake := make(map[string]bool)
+	for _, c := range result.Created {
+		r := &p.events[c.Fan]
+		t := &batch.Fans[c.Fan].Targets[c.Target]
+		switch {
+		case c.Leased:
+			reserved[t.Handler]--
+			jobs = append(jobs, job{
+				id: t.ID, token: batch.Lease.Token, sub: r.subs[c.Target], stored: t.Handler,
+				ev: r.fan.Event, claims: 1, leasedAt: begun, commitTime: r.commitTime,
+			})
+		case t.Blocked == "":
+			wake[t.Handler] = true
+		}
+	}
+	f.release(reserved)
+	if len(jobs) > 0 {
+		f.slots.accept(jobs)
+	}
+	for handler := range wake {
+		f.slots.wake(handler)
+	}
+}
+
+func leasedTargets(batch *delivery.FanOut) []leasedTarget {
+	var leased []leasedTarget
+	for i := range batch.Fans {
+		for _, t := range batch.Fans[i].Targets {
+			if t.Lease {
+				leased = append(leased, leasedTarget{t.ID, batch.Lease.Token, t.Handler})
+			}
+		}
+	}
+	return leased
+}
+
+// giveBack ends the leases of tries whose end was never learned. If such a try had committed,
+// its rows are leased to nobody who knows, and would be due only when the lease
+// runs out; given back by their token they are due at once. For a try that had
+// not, it changes nothing. It is a matter of latency only: if it fails, the lease runs out.
+func (f *fanOut) giveBack(work context.Context, unsure []leasedTarget) {
+	if len(unsure) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(work, statementTimeout)
+	defer cancel()
+	handlers := make(map[uuid.UUID]string, len(unsure))
+	outcomes := make([]delivery.Outcome, len(unsure))
+	for i, l := range unsure {
+		handlers[l.id] = l.handler
+		outcomes[i] = delivery.Outcome{ID: l.id, Token: l.token, Verdict: delivery.GiveBack}
+	}
+	settled, err := f.deliveries.Settle(ctx, outcomes)
+	if err != nil {
+		f.log.Info("leases of an interrupted fan-out could not be given back; they run out by themselves",
+			"deliveries", len(unsure), "error", err)
+		return
+	}
+	for _, s := range settled {
+		f.slots.wake(handlers[s.ID])
+	}
+}
+
+// report tells the observer and the log what one statement did.
+func (f *fanOut) report(batch *delivery.FanOut, result *delivery.FanOutResult, via string, took time.Duration) {
+	stats := FanOutStats{Via: via, Events: len(batch.Fans), Deliveries: len(result.Created),
+		Repeated: result.Repeated, Absent: result.Absent, Took: took}
+	for _, c := range result.Created {
+		t := &batch.Fans[c.Fan].Targets[c.Target]
+		if c.Leased {
+			stats.Leased++
+		}
+		if counter, ok := blockedCounter(t.Blocked); ok {
+			f.obs.Count(counter, t.Handler, 1)
+			if held, ok := f.warn.allow(t.Blocked + "\x00" + t.Handler); ok {
+				f.log.Warn("delivery created as BLOCKED", "handler", t.Handler, "reason", t.Blocked, "detail", t.Detail,
+					"event", batch.Fans[c.Fan].Event.ID, "type", batch.Fans[c.Fan].Event.Type, "held_back", held)
+			}
+		}
+	}
+	for i := range batch.Fans {
+		if len(batch.Fans[i].Targets) == 0 {
+			stats.Unmatched++
+		}
+	}
+	if n := len(result.DuplicateIDs); n > 0 {
+		f.obs.Count(CountDuplicateID, "", n)
+		if held, ok := f.warn.allow("duplicate"); ok {
+			f.log.Warn("event ids that more than one row carries; each has one delivery per handler",
+				"ids", result.DuplicateIDs[:min(n, 5)], "count", n, "held_back", held)
+		}
+	}
+	f.obs.FannedOut(stats)
+}
+
+// quarantine puts a reduced BLOCKED delivery in the place of an event that the
+// database refuses. The error it returns is of the database, not of the event.
+func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
+	ctx, cancel := context.WithTimeout(work, statementTimeout)
+	defer cancel()
+	err := f.store.Quarantine(ctx, r.fan, cause)
+	switch {
+	case err == nil:
+		f.obs.Count(CountQuarantined, "", 1)
+		f.log.Error("the database refuses an event as it is; a reduced BLOCKED delivery stands for it",
+			"event", r.fan.Event.ID, "type", r.fan.Event.Type, "handlers", len(r.subs), "error", cause)
+		return nil
+	case f.store.Rejected(err):
+		f.setAside(r, err)
+		return nil
+	}
+	return err
+}
+
+// setAside leaves the event undelivered in its table, for the poller.
+func (f *fanOut) setAside(r routed, err error) {
+	f.obs.Count(CountSetAside, "", 1)
+	f.aside.put(r.fan.Event.ID, time.Now())
+	if held, ok := f.warn.allow("aside\x00" + r.fan.Event.ID); ok {
+		f.log.Error("an event cannot be fanned out; it stays undelivered in its table and is tried again later",
+			"event", r.fan.Event.ID, "type", r.fan.Event.Type, "error", err, "held_back", held)
+	}
+}
