@@ -15,6 +15,10 @@ type Event struct {
 	// whose key is not a UUID gets one derived from the key's text, the same on
 	// every path and in every process.
 	ID string
+	// Key is the text of the table's own key when ID had to be derived from it;
+	// empty when ID is the key. It finds the row again during fan-out and is not
+	// stored with a delivery.
+	Key string
 	// Namespace names the producer; empty when the table has no such column.
 	Namespace string
 	// ActionID is shared by all events of one action (A6).

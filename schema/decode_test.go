@@ -1,0 +1,270 @@
+package schema
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+)
+
+// row builds a record from column, value pairs; a nil value is null.
+func row(table string, pairs ...any) cdc.Record {
+	schemaName, name, _ := strings.Cut(table, ".")
+	r := cdc.Record{Relation: &cdc.Relation{Schema: schemaName, Table: name}}
+	for i := 0; i < len(pairs); i += 2 {
+		r.Relation.Columns = append(r.Relation.Columns, cdc.Column{Name: pairs[i].(string)})
+		switch v := pairs[i+1].(type) {
+		case nil:
+			r.Values = append(r.Values, cdc.Value{Null: true})
+		case cdc.Value:
+			r.Values = append(r.Values, v)
+		case string:
+			r.Values = append(r.Values, cdc.Value{Data: []byte(v)})
+		}
+	}
+	return r
+}
+
+const someID = "0b0e6f9c-3a5b-4b2e-9d0b-0f7e2d6c1a55"
+
+func eventlogRow(change ...any) cdc.Record {
+	pairs := []any{
+		"delivered", "f",
+		"id", someID,
+		"namespace", "shop",
+		"action_id", "7d444840-9dc0-11d1-b245-5ffdce74fad2",
+		"action_name", "PlaceOrder",
+		"action_params", `{"a": 1}`,
+		"started_date", "2026-11-30 10:18:05.1",
+		"completion_date", "2026-11-30 10:18:05.12",
+		"model_id", "42",
+		"model_type", "Order",
+		"event_type", "OrderPlaced",
+		"payload", `{"total": 10.50}`,
+		"event_date", "2026-11-30 10:18:05.123456",
+	}
+	for i := 0; i < len(change); i += 2 {
+		for j := 0; j < len(pairs); j += 2 {
+			if pairs[j] == change[i] {
+				pairs[j+1] = change[i+1]
+			}
+		}
+	}
+	return row("eventlog.events", pairs...)
+}
+
+func TestDecodeEventlog(t *testing.T) {
+	got, err := Eventlog("").Decoder()(eventlogRow())
+	if err != nil {
+		t.Fatal(err)
+	}
+	date := time.Date(2026, 11, 30, 10, 18, 5, 123456000, time.UTC)
+	want := event.Event{
+		ID:             someID,
+		Namespace:      "shop",
+		ActionID:       "7d444840-9dc0-11d1-b245-5ffdce74fad2",
+		ActionName:     "PlaceOrder",
+		ActionParams:   json.RawMessage(`{"a": 1}`),
+		StartedDate:    date.Truncate(100 * time.Millisecond),
+		CompletionDate: date.Truncate(10 * time.Millisecond),
+		ModelID:        "42",
+		ModelType:      "Order",
+		Type:           "OrderPlaced",
+		Payload:        json.RawMessage(`{"total": 10.50}`),
+		Date:           date,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestDecodeDebeziumFields(t *testing.T) {
+	got, err := Debezium("", "").Decoder()(row("public.outboxevent",
+		"id", someID, "aggregatetype", "Order", "aggregateid", "42", "type", "OrderPlaced", "payload", "[1]", "extra", "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := event.Event{ID: someID, ModelID: "42", ModelType: "Order", Type: "OrderPlaced", Payload: json.RawMessage("[1]")}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestA23_NullTypeIsASentinel: not an error, and not an event that is fanned out.
+func TestA23_NullTypeIsASentinel(t *testing.T) {
+	for _, id := range []any{someID, nil} {
+		got, err := Eventlog("").Decoder()(eventlogRow("event_type", nil, "payload", nil, "model_id", nil, "id", id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Type != "" || got.Payload != nil {
+			t.Errorf("got %+v", got)
+		}
+	}
+}
+
+// TestA169_NullPayloadIsToldFromEmpty: a null payload is nil, an empty one is not.
+func TestA169_NullPayloadIsToldFromEmpty(t *testing.T) {
+	decode := Eventlog("").Decoder()
+	for _, value := range []any{nil, "", "null", cdc.Value{}} {
+		got, err := decode(eventlogRow("payload", value))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (got.Payload == nil) != (value == nil) {
+			t.Errorf("payload %q decoded to nil: %v", value, got.Payload == nil)
+		}
+	}
+}
+
+func TestDecodeErrors(t *testing.T) {
+	secret := "s3cret"
+	for _, tc := range []struct {
+		name   string
+		record cdc.Record
+		want   RowError
+	}{
+		{"T51 null id", eventlogRow("id", nil, "payload", secret), RowError{Reason: NullID, Column: "id"}},
+		{"empty id", eventlogRow("id", ""), RowError{Reason: BadID, Column: "id"}},
+		{"A170 number as a time", eventlogRow("event_date", "1796033885123"), RowError{Reason: BadTimestamp, Column: "event_date"}},
+		{"text as a time", eventlogRow("started_date", secret), RowError{Reason: BadTimestamp, Column: "started_date"}},
+		{"unchanged value", eventlogRow("payload", cdc.Value{Unchanged: true}), RowError{Reason: MissingColumn, Column: "payload"}},
+		{"missing column", row("eventlog.events", "id", someID, "payload", secret), RowError{Reason: MissingColumn, Column: "namespace"}},
+		{
+			"short row image",
+			cdc.Record{Relation: eventlogRow().Relation, Values: eventlogRow().Values[:3]},
+			RowError{Reason: MissingColumn, Column: "action_id"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Eventlog("").Decoder()(tc.record)
+			var got *RowError
+			if !errors.As(err, &got) {
+				t.Fatalf("got %v, want a RowError", err)
+			}
+			if got.Reason != tc.want.Reason || got.Column != tc.want.Column || got.Table != "eventlog.events" || got.Detail == "" {
+				t.Errorf("got %+v, want %+v", *got, tc.want)
+			}
+			if strings.Contains(err.Error(), secret) {
+				t.Errorf("the message shows a value: %s", err)
+			}
+		})
+	}
+}
+
+// TestB34_ColumnsAreFoundByName: the order of columns changes with the schema.
+func TestB34_ColumnsAreFoundByName(t *testing.T) {
+	decode := Debezium("", "").Decoder()
+	want := event.Event{ID: someID, ModelID: "1", ModelType: "t", Type: "k", Payload: json.RawMessage("{}")}
+	for _, r := range []cdc.Record{
+		row("public.outboxevent", "id", someID, "aggregatetype", "t", "aggregateid", "1", "type", "k", "payload", "{}"),
+		row("public.outboxevent", "payload", "{}", "new", "x", "type", "k", "aggregateid", "1", "aggregatetype", "t", "id", someID),
+		row("public.outboxevent", "id", someID, "aggregatetype", "t", "aggregateid", "1", "type", "k", "payload", "{}"),
+	} {
+		got, err := decode(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+func TestDecoderIsSafeForConcurrentUse(t *testing.T) {
+	decode := Debezium("", "").Decoder()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 200 {
+				r := row("public.outboxevent", "id", someID, "aggregatetype", "t", "aggregateid", "1", "type", "k", "payload", "{}")
+				if got, err := decode(r); err != nil || got.ID != someID {
+					t.Errorf("got %+v, %v", got, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestDecodeBytea(t *testing.T) {
+	for text, want := range map[string]string{
+		`\x`:         "",
+		`\x6869ff`:   "hi\xff",
+		`hi`:         "hi",
+		`a\\b`:       `a\b`,
+		`\000\377 x`: "\x00\xff x",
+		``:           "",
+	} {
+		got, err := decodeBytea([]byte(text))
+		if err != nil || string(got) != want || got == nil {
+			t.Errorf("%s: got %q, %v; want %q", text, got, err, want)
+		}
+	}
+	for _, text := range []string{`\x6`, `\xzz`, `\`, `\9`, `\400`, `\08`, `a\12`} {
+		if got, err := decodeBytea([]byte(text)); err == nil {
+			t.Errorf("%s: got %q, want an error", text, got)
+		}
+	}
+}
+
+func TestDecodeBinaryPayload(t *testing.T) {
+	r := row("public.outboxevent", "id", someID, "aggregatetype", "t", "aggregateid", "1", "type", "k", "payload", `\x7b7d`)
+	r.Relation.Columns[4].Type = typeBytea
+	got, err := Debezium("", "").Decoder()(r)
+	if err != nil || string(got.Payload) != "{}" {
+		t.Errorf("got %q, %v", got.Payload, err)
+	}
+	r.Values[4].Data = []byte(`\x7`)
+	var rowErr *RowError
+	if _, err := Debezium("", "").Decoder()(r); !errors.As(err, &rowErr) || rowErr.Reason != BadPayload {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestEventID(t *testing.T) {
+	for _, tc := range []struct {
+		key, want string
+		derived   bool
+	}{
+		{someID, someID, false},
+		// The same as SELECT md5('public.outbox:42')::uuid.
+		{"42", "583a60b0-43e8-e6bb-9fdb-517130f51ef8", true},
+		{strings.ToUpper(someID), "", true},
+		{"{" + someID + "}", "", true},
+		{strings.ReplaceAll(someID, "-", ""), "", true},
+		{strings.ReplaceAll(someID, "-", "0"), "", true},
+		{strings.ReplaceAll(someID, "c", "g"), "", true},
+	} {
+		got, derived := EventID("public.outbox", tc.key)
+		if derived != tc.derived || (tc.want != "" && got != tc.want) || !isUUID(got) {
+			t.Errorf("%s: got %s, %v; want %s, %v", tc.key, got, derived, tc.want, tc.derived)
+		}
+	}
+	a, _ := EventID("public.a", "42")
+	b, _ := EventID("public.b", "42")
+	if a == b {
+		t.Error("two tables share an event id")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add("2026-11-30 10:18:05.123456", someID, `\x00`)
+	f.Add("0044-03-15 12:00:00 BC", "42", `\\`)
+	f.Add("infinity", "", "")
+	f.Fuzz(func(t *testing.T, date, id, payload string) {
+		r := eventlogRow("event_date", date, "id", id, "payload", payload)
+		r.Relation.Columns[11].Type = typeBytea
+		e, err := Eventlog("").Decoder()(r)
+		if err == nil && (!isUUID(e.ID) || e.Date.IsZero() || e.Date.Year() > 9999) {
+			t.Errorf("got %+v", e)
+		}
+	})
+}
