@@ -62,3 +62,36 @@ const (
 	// CountUnblocked: deliveries made due again because this process serves them.
 	CountUnblocked Counter = "unblocked"
 )
+
+// Counters of handling; handler is set unless the comment says otherwise. What
+// attempts come to is told by [Observer.Attempted].
+const (
+	// CountStale: outcomes that changed nothing, because the delivery is leased to
+	// another process or was ended by a person (M32).
+	CountStale Counter = "stale_outcome"
+	// CountUnknown: outcomes whose statement failed without an answer, and which were
+	// not confirmed when it was repeated: most had been written the first time.
+	CountUnknown Counter = "unknown_outcome"
+	// CountUnwritten: outcomes that were given up, because the database refused them
+	// in every form or the process ended. Their deliveries are attempted again when the
+	// lease ends.
+	CountUnwritten Counter = "unwritten_outcome"
+	// CountGivenBack: leases given back without an attempt.
+	CountGivenBack Counter = "given_back"
+	// CountLeaseLost: leases that were lost, or could not be trusted any more, before
+	// their delivery had an outcome.
+	CountLeaseLost Counter = "lease_lost"
+	// CountStuck: handlers that ran on long after their context had ended.
+	CountStuck Counter = "stuck"
+	// CountPanic: handlers that panicked or ended their goroutine.
+	CountPanic Counter = "panic"
+	// CountExpiredUnattempted and CountDeadUnattempted: deliveries that a claim ended
+	// without an attempt, by age (A101) or because their claims are used up (C64, C65).
+	CountExpiredUnattempted Counter = "expired_unattempted"
+	CountDeadUnattempted    Counter = "dead_unattempted"
+	// CountClaimError, CountSettleError and CountRenewError: statements that failed
+	// and are tried again. No handler.
+	CountClaimError  Counter = "claim_error"
+	CountSettleError Counter = "settle_error"
+	CountRenewError  Counter = "renew_error"
+)

@@ -1,0 +1,277 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+)
+
+const (
+	// maxBatch bounds the outcomes of one statement, minBatch what a server that times
+	// out is asked for at least.
+	maxBatch = 2000
+	minBatch = 50
+)
+
+// writer writes outcomes and renews leases, one statement at a time, so that the
+// two never wait for each other's row locks. Outcomes are written as soon as the
+// writer is free: one at a time when little happens, and in batches of what
+// came together meanwhile under load. Owned by one goroutine.
+//
+// A statement that failed may have taken effect. It is sent again until it
+// succeeds, which the fence makes harmless, but outcomes that are not confirmed
+// then cannot be told from stale ones, and are counted as unknown instead.
+type writer struct {
+	h *handling
+	// limit is the size of the next batch: halved when a statement times out.
+	limit  int
+	errors pause
+}
+
+func newWriter(h *handling) *writer { return &writer{h: h, limit: maxBatch, errors: storePause()} }
+
+// storePause paces the repetition of statements that fail.
+func storePause() pause { return pause{base: 100 * time.Millisecond, cap: 5 * time.Second} }
+
+// run writes until the last outcome after handling.close, or until ctx ends.
+func (w *writer) run(ctx context.Context) {
+	tick := time.NewTicker(w.h.tick)
+	defer tick.Stop()
+	again := time.NewTimer(0)
+	defer again.Stop()
+	writable := w.h.writable
+	for {
+		select {
+		case <-writable:
+		case <-again.C:
+		case <-tick.C:
+			w.renew(ctx)
+			continue
+		case <-w.h.closing:
+			w.flush(ctx)
+			return
+		}
+		if pause := w.settle(ctx); pause > 0 {
+			// Until the pause is over, new outcomes are no reason to try.
+			writable = nil
+			again.Reset(pause)
+		} else {
+			writable = w.h.writable
+		}
+	}
+}
+
+// flush writes what is left, and gives up when ctx ends.
+func (w *writer) flush(ctx context.Context) {
+	for ctx.Err() == nil {
+		if !w.h.unwritten() {
+			return
+		}
+		if pause := w.settle(ctx); pause > 0 {
+			timer := time.NewTimer(pause)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+			}
+		}
+	}
+}
+
+// settle writes one batch and returns how long to wait before the next try if
+// it failed.
+func (w *writer) settle(ctx context.Context) (pause time.Duration) {
+	batch := w.h.takeEnded(w.limit)
+	if len(batch) == 0 {
+		return 0
+	}
+	err := w.write(ctx, batch)
+	if err == nil {
+		w.limit = min(2*w.limit, maxBatch)
+		w.h.settles.recovered()
+		w.errors.reset()
+		return 0
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		w.limit = max(w.limit/2, minBatch)
+	}
+	w.h.observer.Count(CountSettleError, "", 1)
+	w.h.settles.failed(err)
+	return w.errors.next()
+}
+
+// write sends a batch. One whose data the database refuses is halved until the
+// outcome at fault is alone, so that it stops no other. After any other error what
+// is not known to be written goes back to the waiting outcomes.
+func (w *writer) write(ctx context.Context, batch []*attempt) error {
+	settled, err := w.send(ctx, batch)
+	switch {
+	case err == nil:
+		w.h.settled(batch, settled)
+		return nil
+	case !w.h.store.Rejected(err):
+		for _, a := range batch {
+			a.ambiguous = true
+		}
+		w.h.putBack(batch)
+		return err
+	case len(batch) > 1:
+		half := len(batch) / 2
+		if err := w.write(ctx, batch[:half]); err != nil {
+			w.h.putBack(batch[half:])
+			return err
+		}
+		return w.write(ctx, batch[half:])
+	case !batch[0].reduced:
+		reduce(batch[0])
+		return w.write(ctx, batch)
+	default:
+		w.h.dropOutcome(batch[0], err)
+		return nil
+	}
+}
+
+func (w *writer) send(ctx context.Context, batch []*attempt) ([]delivery.Settled, error) {
+	outcomes := make([]delivery.Outcome, len(batch))
+	for i, a := range batch {
+		outcomes[i] = a.outcome
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.h.statement)
+	defer cancel()
+	return w.h.store.Settle(ctx, outcomes)
+}
+
+// reduce leaves out of an outcome everything that came from the handler.
+func reduce(a *attempt) {
+	a.reduced = true
+	o := &a.outcome
+	o.Message, o.Error = "", ""
+	if o.Verdict == delivery.Discard {
+		o.Reason = delivery.ReasonRejected
+	}
+}
+
+func (h *handling) unwritten() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.ended) > 0
+}
+
+// takeEnded takes up to limit outcomes to be written, no two for one delivery:
+// the result of a statement names deliveries, not tokens.
+func (h *handling) takeEnded(limit int) []*attempt {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := min(limit, len(h.ended))
+	batch := make([]*attempt, 0, n)
+	taken := make(map[uuid.UUID]bool, n)
+	var later []*attempt
+	for _, a := range h.ended[:n] {
+		if taken[a.id] {
+			later = append(later, a)
+			continue
+		}
+		taken[a.id] = true
+		batch = append(batch, a)
+	}
+	h.ended = slices.Concat(later, h.ended[n:])
+	if len(h.ended) > 0 {
+		signal(h.writable)
+	}
+	return batch
+}
+
+// putBack returns outcomes to the front of those that wait.
+func (h *handling) putBack(batch []*attempt) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ended = append(slices.Clone(batch), h.ended...)
+}
+
+// settled removes written outcomes from the in-flight set and reports them.
+func (h *handling) settled(batch []*attempt, settled []delivery.Settled) {
+	states := make(map[uuid.UUID]delivery.State, len(settled))
+	for _, s := range settled {
+		states[s.ID] = s.State
+	}
+	lines := h.forget(batch, states)
+	for _, a := range batch {
+		if a.startedAt.IsZero() {
+			continue // given back or refused before it started: no attempt
+		}
+		h.observer.Attempted(AttemptStats{
+			Handler: a.sub.Name, Verdict: a.outcome.Verdict, State: states[a.id],
+			Wait: a.wait, Took: a.took, Attempt: a.claims,
+		})
+	}
+	for _, l := range lines {
+		h.logger.Warn(l.text, "handler", l.a.sub.Name, "delivery_id", l.a.id, "attempt", l.a.claims,
+			"state", l.state, "code", l.a.outcome.Error, "more", l.more)
+	}
+}
+
+// settledLine is a thinned-out log line about written outcomes; a is an example.
+type settledLine struct {
+	text  string
+	a     *attempt
+	state delivery.State
+	// more counts the like since the last line.
+	more int
+}
+
+// forget is settled's part under the lock. It returns what to log.
+func (h *handling) forget(batch []*attempt, states map[uuid.UUID]delivery.State) (lines []settledLine) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	for _, a := range batch {
+		h.untrack(a)
+		state, written := states[a.id]
+		switch {
+		case !written && a.ambiguous:
+			h.count(CountUnknown, a.sub.Name, 1)
+		case !written:
+			h.stale++
+			h.count(CountStale, a.sub.Name, 1)
+			if held, log := h.seldom.allow("stale " + a.sub.Name); log {
+				lines = append(lines, settledLine{"outcome changed nothing: the delivery is not leased to this process any more", a, state, held})
+			}
+		case state.Open() && a.outcome.Delay == 0:
+			a.lane.more = true
+			h.askForMore(a.lane)
+		case state.Open():
+			h.dueAt(now.Add(a.outcome.Delay))
+		case state != delivery.Succeeded && state != delivery.Discarded:
+			if held, log := h.seldom.allow("ended " + a.sub.Name); log {
+				lines = append(lines, settledLine{"delivery ended without success", a, state, held})
+			}
+		}
+	}
+	h.space.Broadcast()
+	return lines
+}
+
+// untrack removes an attempt from the in-flight set. Called with mu held.
+func (h *handling) untrack(a *attempt) {
+	a.phase = phaseGone
+	if a.tracked {
+		delete(h.flight, a.id)
+		a.tracked = false
+	}
+}
+
+// dropOutcome gives an outcome up that the database refuses in every form: the
+// lease runs out, and the delivery is attempted again.
+func (h *handling) dropOutcome(a *attempt, err error) {
+	h.mu.Lock()
+	h.untrack(a)
+	h.count(CountUnwritten, a.sub.Name, 1)
+	h.mu.Unlock()
+	h.logger.Error("database refuses an outcome; the delivery is attempted again when its lease ends",
+		"handler", a.sub.Name, "delivery_id", a.id, "verdict", a.outcome.Verdict.String(), "err", err)
+}
