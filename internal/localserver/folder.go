@@ -77,7 +77,6 @@ type folder struct {
 
 const (
 	folderPrefix  = "cdc-dispatcher-pg-"
-	folderLock    = "owner.lock"
 	folderInTree  = "/var/lib/cdc-dispatcher"
 	socketPathMax = 100 // of the 104 or 108 bytes that kernels give a socket's path
 )
@@ -115,14 +114,11 @@ func newFolder(root, parent string, acct account) (_ folder, err error) {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	lock, err := os.OpenFile(filepath.Join(dir, folderLock), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := claim(dir)
 	if err != nil {
 		return folder{}, err
 	}
 	f := folder{root: root, path: dir[len(root):], lock: lock}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return folder{}, errors.Join(err, lock.Close())
-	}
 	if err := acct.own(dir); err != nil {
 		return folder{}, errors.Join(err, lock.Close())
 	}
@@ -169,15 +165,13 @@ func blockedAt(dir string) string {
 func sweep(parent string) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, folderPrefix+"*")) // the only error is a bad pattern
 	for _, dir := range dirs {
-		lock, err := os.OpenFile(filepath.Join(dir, folderLock), os.O_RDWR, 0)
-		if err != nil {
-			continue // being made, being removed, or somebody else's
+		lock := claimAbandoned(dir)
+		if lock == nil {
+			continue
 		}
-		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-			killIn(filepath.Join(dir, "data"))
-			removeSharedMemory(filepath.Join(dir, "data", "postmaster.pid"))
-			_ = os.RemoveAll(dir)
-		}
+		killIn(filepath.Join(dir, "data"))
+		removeSharedMemory(filepath.Join(dir, "data", "postmaster.pid"))
+		_ = os.RemoveAll(dir)
 		_ = lock.Close()
 	}
 }

@@ -48,10 +48,9 @@ func ps(columns string) [][]string {
 	return rows
 }
 
-// killIn ends the postmaster of a data folder, named in its pid file by sweep's
-// caller; here only the servers that hold the folder open are known to ps, so
-// nothing is killed that cannot be told apart.
+// killIn leaves it to the postmaster: one that finds its folder gone, which it
+// looks at every minute, ends itself and its children.
 func killIn(string) {}
 
-// removeSharedMemory does nothing: these systems' segments are few bytes.
+// removeSharedMemory does nothing: what a crashed server leaves is a few bytes.
 func removeSharedMemory(string) {}

@@ -3,11 +3,9 @@
 package localserver
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -339,42 +337,4 @@ func runBound(ctx context.Context, cmd *exec.Cmd) error {
 	return nil
 }
 
-// withLog adds the end of the server's log to an error.
-func (p *process) withLog(err error) error {
-	if err == nil {
-		return nil
-	}
-	text, readErr := os.ReadFile(p.logFile())
-	if readErr != nil {
-		return err
-	}
-	return fmt.Errorf("%w\nlast lines of its log:\n%s", err, lastLines(text, 15))
-}
-
-func lastLines(text []byte, n int) []byte {
-	text = bytes.TrimRight(text, "\n")
-	at := len(text)
-	for range n {
-		if at = bytes.LastIndexByte(text[:at], '\n'); at < 0 {
-			return text
-		}
-	}
-	return text[at+1:]
-}
-
-// freePort picks a TCP port that nobody listens on. It stays below the range
-// from which kernels take the ports of outgoing connections: otherwise any
-// client on the machine could take the port while the server is down.
-func freePort() (int, error) {
-	var last error
-	for range 200 {
-		port := 10000 + rand.IntN(22000)
-		l, err := net.Listen("tcp4", "127.0.0.1:"+strconv.Itoa(port))
-		if err != nil {
-			last = err
-			continue
-		}
-		return port, l.Close()
-	}
-	return 0, fmt.Errorf("no free port found: %w", last)
-}
+func (p *process) withLog(err error) error { return withLog(err, p.logFile()) }

@@ -5,7 +5,9 @@ package localserver
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
+	"syscall"
 )
 
 // Server processes are controlled with signals, so this platform has none.
@@ -17,3 +19,11 @@ func chroot(*exec.Cmd, string) {}
 func newProcess(context.Context, Install, PostgresOptions) (backend, error) {
 	return nil, errors.New("local server binaries can only be run on Unix systems; use a container engine")
 }
+
+// claim and claimAbandoned: without file locks nothing left behind can be told
+// from something in use, so nothing is taken over.
+func claim(string) (*os.File, error) { return nil, nil }
+
+func claimAbandoned(string) *os.File { return nil }
+
+func dieWithParent(*syscall.SysProcAttr) {}

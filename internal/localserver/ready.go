@@ -1,10 +1,13 @@
 package localserver
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
+	"os"
 	"strconv"
 	"time"
 
@@ -50,12 +53,7 @@ var (
 func tryConnect(ctx context.Context, port int) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	cfg, err := pgconn.ParseConfig("postgres://postgres@" +
-		net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) + "/postgres?sslmode=disable")
-	if err != nil {
-		return err
-	}
-	conn, err := pgconn.ConnectConfig(ctx, cfg)
+	conn, err := pgconn.Connect(ctx, probeDSN(port))
 	if err != nil {
 		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code != cannotConnectNow {
 			return nil
@@ -63,4 +61,48 @@ func tryConnect(ctx context.Context, port int) error {
 		return err
 	}
 	return conn.Close(ctx)
+}
+
+func probeDSN(port int) string {
+	return "postgres://postgres@127.0.0.1:" + strconv.Itoa(port) + "/postgres?sslmode=disable"
+}
+
+// freePort picks a TCP port that nobody listens on. It stays below the range
+// from which kernels take the ports of outgoing connections: otherwise any
+// client on the machine could take the port while the server is down.
+func freePort() (int, error) {
+	var last error
+	for range 200 {
+		port := 10000 + rand.IntN(22000)
+		l, err := net.Listen("tcp4", "127.0.0.1:"+strconv.Itoa(port))
+		if err != nil {
+			last = err
+			continue
+		}
+		return port, l.Close()
+	}
+	return 0, fmt.Errorf("no free port found: %w", last)
+}
+
+// withLog adds the end of a server's log to an error.
+func withLog(err error, logFile string) error {
+	if err == nil {
+		return nil
+	}
+	text, readErr := os.ReadFile(logFile)
+	if readErr != nil {
+		return err // there is no log yet
+	}
+	return fmt.Errorf("%w\nlast lines of its log:\n%s", err, lastLines(text, 15))
+}
+
+func lastLines(text []byte, n int) []byte {
+	text = bytes.TrimRight(text, "\n")
+	at := len(text)
+	for range n {
+		if at = bytes.LastIndexByte(text[:at], '\n'); at < 0 {
+			return text
+		}
+	}
+	return text[at+1:]
 }

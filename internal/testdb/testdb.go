@@ -62,6 +62,7 @@ func Dedicated(t testing.TB, major int, settings map[string]string) *localserver
 		t.Fatal(err)
 	}
 	t.Logf("PostgreSQL %s: own server from %s", server.Version(), server.Origin())
+	report(t, "server", postgresName(major), server.Version()+", "+server.Origin())
 	t.Cleanup(func() {
 		if err := server.Close(); err != nil {
 			t.Errorf("close PostgreSQL %d: %v", major, err)
@@ -93,10 +94,12 @@ func require(t testing.TB, major int) {
 	t.Helper()
 	for _, install := range installs() {
 		if install.Major == major {
+			report(t, "test", postgresName(major), t.Name())
 			return
 		}
 	}
 	const hint = "run scripts/install-servers.sh"
+	report(t, "missing", postgresName(major), t.Name())
 	if os.Getenv("CI") != "" {
 		t.Fatalf("no PostgreSQL %d on this machine, and CI is set: %s", major, hint)
 	}
@@ -150,6 +153,7 @@ func (s *servers) get(t testing.TB, major int) *localserver.Postgres {
 		t.Fatal(err)
 	}
 	t.Logf("PostgreSQL %s: shared server from %s", server.Version(), server.Origin())
+	report(t, "server", postgresName(major), server.Version()+", "+server.Origin())
 	s.byMajor[major] = server
 	return server
 }
