@@ -36,7 +36,10 @@ func (a *aside) put(id string, now time.Time) bool {
 	defer a.mu.Unlock()
 	h, known := a.held[id]
 	if !known && len(a.held) >= asideLimit {
-		return false
+		a.forget(now)
+		if len(a.held) >= asideLimit {
+			return false
+		}
 	}
 	if a.held == nil {
 		a.held = make(map[string]heldEvent)
@@ -62,21 +65,15 @@ func (a *aside) skip(now time.Time) []string {
 	return ids
 }
 
-// done forgets events that were fanned out after all.
-func (a *aside) done(events []routed) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.held) == 0 {
-		return
-	}
-	for i := range events {
-		delete(a.held, events[i].fan.Event.ID)
+// forget drops the events whose time is over. Until there is need for the room
+// they are kept, so that one that fails again waits longer.
+func (a *aside) forget(now time.Time) {
+	for id, h := range a.held {
+		if !now.Before(h.until) {
+			delete(a.held, id)
+		}
 	}
 }
 
-// size is how many events are remembered.
-func (a *aside) size() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.held)
-}
+// size is how many events are left out now.
+func (a *aside) size(now time.Time) int { return len(a.skip(now)) }

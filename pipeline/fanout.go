@@ -199,7 +199,6 @@ func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc
 	f.handOver(p, &batch, &result, reserved, begun)
 	f.giveBack(work, p.unsure)
 	f.report(&batch, &result, via, time.Since(begun))
-	f.aside.done(p.events)
 	return nil
 }
 

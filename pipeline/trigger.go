@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 )
 
 // trigger is a recordCreatedTrigger as the stream sees it. The fan-out is one,
@@ -39,8 +40,8 @@ type recordCreatedTrigger struct {
 	bad  seldom
 }
 
-func newTrigger(t Trigger, path string, ps *problems) *recordCreatedTrigger {
-	made := &recordCreatedTrigger{Trigger: t, bad: seldom{every: remindEvery}}
+func newTrigger(t Trigger, c *Config, path string, ps *problems) *recordCreatedTrigger {
+	made := &recordCreatedTrigger{Trigger: t, log: c.Logger, obs: c.Observer, bad: seldom{every: remindEvery}}
 	if t.When != "" {
 		cond, err := compileRecordCondition(t.When)
 		if err != nil {
@@ -94,4 +95,91 @@ func (t *recordCreatedTrigger) call(ctx context.Context, records []RecordCreated
 		}
 	}()
 	return t.OnRecordCreated(ctx, records)
+}
+
+// fanOutTrigger is the pipeline's own recordCreatedTrigger, on the event table.
+type fanOutTrigger struct {
+	source, table string
+	decode        func(cdc.Record) (event.Event, error)
+	router        *router
+	fanOut        *fanOut
+	log           *slog.Logger
+	obs           Observer
+	warn          seldom
+}
+
+func (t *fanOutTrigger) label() (name, table string) { return fanOutName, t.table }
+
+func (t *fanOutTrigger) begin() collection { return &arrivals{trigger: t} }
+
+// arrivals is the events of one batch, routed as they arrive, so that routing
+// overlaps with the statement of the batch before.
+type arrivals struct {
+	trigger *fanOutTrigger
+	rows    int
+	events  []routed
+	// unread counts rows that are not events, by reason, with an example.
+	unread map[string]*unreadRows
+}
+
+type unreadRows struct {
+	n       int
+	example error
+}
+
+func (a *arrivals) len() int { return a.rows }
+
+func (a *arrivals) add(r RecordCreated) {
+	t := a.trigger
+	a.rows++
+	ev, err := t.decode(r.Record)
+	if err != nil {
+		a.cannotRead(err)
+		return
+	}
+	out, ok := t.router.route(ev)
+	switch {
+	case ev.Type == "":
+		t.obs.Count(CountSentinel, "", 1)
+	case !ok:
+		t.obs.Count(CountUnsubscribed, "", 1)
+	default:
+		out.fan.FromLog = true
+		out.commitTime = r.CommitTime
+		a.events = append(a.events, out)
+	}
+}
+
+// cannotRead notes a row that is not an event: without an id it can have no
+// delivery. It stays in its table, and stops nothing else.
+func (a *arrivals) cannotRead(err error) {
+	if a.unread == nil {
+		a.unread = make(map[string]*unreadRows)
+	}
+	reason := event.Code(err)
+	if a.unread[reason] == nil {
+		a.unread[reason] = &unreadRows{example: err}
+	}
+	a.unread[reason].n++
+}
+
+func (a *arrivals) handle(run, work context.Context, position cdc.Position) error {
+	a.reportUnread(position)
+	if len(a.events) == 0 {
+		return nil
+	}
+	return a.trigger.fanOut.deliver(run, work, a.events, viaLog, position)
+}
+
+func (a *arrivals) reportUnread(position cdc.Position) {
+	t := a.trigger
+	for reason, u := range a.unread {
+		t.obs.Count(CountRowError, "", u.n)
+		if held, ok := t.warn.allow(reason); ok {
+			t.log.Error("rows of the event table cannot be read as events, and have no delivery",
+				"source", t.source, "table", t.table, "up_to_position", position, "rows", u.n,
+				"reason", reason, "error", u.example, "held_back", held)
+		}
+	}
+	a.unread = nil
 }

@@ -26,8 +26,17 @@ type trouble struct {
 
 func newTrouble(log *slog.Logger, what string) *trouble { return &trouble{log: log, what: what} }
 
-// failed notes a failure.
+// failed notes a failure that passes by itself.
 func (t *trouble) failed(err error, args ...any) {
+	t.note(slog.LevelWarn, " failed, trying again", err, args)
+}
+
+// failedForGood notes a failure that a person has to mend.
+func (t *trouble) failedForGood(err error, args ...any) {
+	t.note(slog.LevelError, " failed and needs your help", err, args)
+}
+
+func (t *trouble) note(level slog.Level, what string, err error, args []any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
@@ -40,7 +49,7 @@ func (t *trouble) failed(err error, args ...any) {
 	t.times++
 	if first || changed && now.Sub(t.logged) >= remindEvery {
 		t.logged = now
-		t.log.Log(context.Background(), slog.LevelWarn, t.what+" failed, trying again", append(args, "error", err)...)
+		t.log.Log(context.Background(), level, t.what+what, append(args, "error", err)...)
 	}
 }
 

@@ -25,8 +25,8 @@ const (
 	defaultSweepAgain      = 30 * time.Second
 	// minLease keeps room for a renewal at a third of the lease and one retry of it.
 	minLease = time.Second
-	// fanOutTrigger is the name of the pipeline's own trigger.
-	fanOutTrigger = "fan-out"
+	// fanOutName is the name of the pipeline's own trigger.
+	fanOutName = "fan-out"
 )
 
 // Validate reports everything that is wrong with the configuration at once, as a
@@ -52,7 +52,7 @@ func (c Config) prepare() (*plan, error) {
 	c.checkDurations(&ps)
 	p := &plan{Config: c}
 	p.registry = newRegistry(c.Handlers, c.Lease, &ps)
-	p.triggers = newTriggers(c.Triggers, c.Log != nil, &ps)
+	p.triggers = newTriggers(&c, &ps)
 	return p, ps.err()
 }
 
@@ -149,10 +149,10 @@ func (c *Config) checkDurations(ps *problems) {
 }
 
 // newTriggers checks the further triggers and compiles their conditions.
-func newTriggers(triggers []Trigger, hasLog bool, ps *problems) []*recordCreatedTrigger {
-	names := map[string]string{fanOutTrigger: "the pipeline itself"}
+func newTriggers(c *Config, ps *problems) []*recordCreatedTrigger {
+	names := map[string]string{fanOutName: "the pipeline itself"}
 	var made []*recordCreatedTrigger
-	for i, t := range triggers {
+	for i, t := range c.Triggers {
 		path := fmt.Sprintf("triggers[%d]", i)
 		switch taken, ok := names[t.Name]; {
 		case strings.TrimSpace(t.Name) == "":
@@ -166,10 +166,10 @@ func newTriggers(triggers []Trigger, hasLog bool, ps *problems) []*recordCreated
 		if t.OnRecordCreated == nil {
 			ps.add(path+".on_record_created", "is nil")
 		}
-		if !hasLog {
+		if c.Log == nil {
 			ps.add(path, "never fires without a log: in poll-only mode only the event table is looked at")
 		}
-		made = append(made, newTrigger(t, path, ps))
+		made = append(made, newTrigger(t, c, path, ps))
 	}
 	return made
 }

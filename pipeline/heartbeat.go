@@ -1,0 +1,141 @@
+package pipeline
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+)
+
+const (
+	// heartbeatEvery is how often this process says which handlers it serves, and
+	// learns which are paused.
+	heartbeatEvery = 10 * time.Second
+	// orphansEvery is how often it looks for deliveries that nobody serves.
+	orphansEvery = time.Minute
+)
+
+// heartbeat keeps what all processes must agree on about handlers up to date. It
+// is also how health knows whether the database answers. One goroutine.
+type heartbeat struct {
+	store    RegistryStore
+	owner    string
+	handlers []delivery.Handler
+	// names is every name and alias.
+	names   []string
+	grace   time.Duration
+	slots   slots
+	log     *slog.Logger
+	obs     Observer
+	trouble *trouble
+
+	mu     sync.Mutex
+	lastOK time.Time
+}
+
+// register announces the handlers for the first time, and releases what was
+// blocked for want of them. It tries until it succeeds; false means that ctx ended first.
+// Nothing may be fanned out before: another process could take the new handlers' deliveries
+// for orphans.
+func (h *heartbeat) register(ctx context.Context) bool {
+	wait := pause{base: 250 * time.Millisecond, cap: 10 * time.Second}
+	for {
+		err := h.beat(ctx)
+		if err == nil {
+			if err = h.unblock(ctx); err == nil {
+				h.ok()
+				return true
+			}
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		h.failed(err)
+		if !sleep(ctx, wait.next()) {
+			return false
+		}
+	}
+}
+
+// run beats until ctx ends.
+func (h *heartbeat) run(ctx context.Context) error {
+	orphans := time.Now().Add(jittered(orphansEvery))
+	for sleep(ctx, jittered(heartbeatEvery)) {
+		err := h.beat(ctx)
+		if err == nil && !time.Now().Before(orphans) {
+			orphans = time.Now().Add(jittered(orphansEvery))
+			if err = h.unblock(ctx); err == nil {
+				err = h.block(ctx)
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			h.failed(err)
+		default:
+			h.ok()
+		}
+	}
+	return nil
+}
+
+func (h *heartbeat) failed(err error) {
+	h.obs.Count(CountRegistryError, "", 1)
+	h.trouble.failed(err)
+}
+
+func (h *heartbeat) ok() {
+	h.trouble.recovered()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lastOK = time.Now()
+}
+
+// beat says that this process serves its handlers, and learns which are paused.
+func (h *heartbeat) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	paused, err := h.store.SyncHandlers(ctx, h.owner, h.handlers)
+	if err != nil {
+		return err
+	}
+	h.slots.setPaused(paused)
+	return nil
+}
+
+// unblock frees deliveries that were blocked for want of one of our handlers. It
+// is repeated, because another process that had not yet heard of us may block more.
+func (h *heartbeat) unblock(ctx context.Context) error {
+	if len(h.names) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	n, err := h.store.Unblock(ctx, h.names)
+	if err != nil || n == 0 {
+		return err
+	}
+	h.obs.Count(CountUnblocked, "", n)
+	h.log.Info("deliveries that had no handler are due again", "deliveries", n)
+	for _, handler := range h.handlers {
+		h.slots.wake(handler.Name)
+	}
+	return nil
+}
+
+// block ends the wait of deliveries that no process serves.
+func (h *heartbeat) block(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	n, err := h.store.BlockOrphans(ctx, h.grace)
+	if err != nil || n == 0 {
+		return err
+	}
+	h.obs.Count(CountOrphaned, "", n)
+	h.log.Warn("deliveries are BLOCKED because no process serves their handler; they are freed when one does",
+		"deliveries", n, "waited_at_least", h.grace)
+	return nil
+}
