@@ -1,0 +1,500 @@
+package migrate_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
+)
+
+func TestMain(m *testing.M) { testdb.Main(m) }
+
+// seedDDL is what an Ekbatan application's own migrations create.
+const seedDDL = `
+CREATE SCHEMA eventlog;
+CREATE TABLE eventlog.events (
+    id UUID PRIMARY KEY,
+    namespace VARCHAR(255) NOT NULL,
+    action_id UUID NOT NULL,
+    action_name VARCHAR(255) NOT NULL,
+    action_params JSONB NOT NULL,
+    started_date TIMESTAMP NOT NULL,
+    completion_date TIMESTAMP NOT NULL,
+    model_id VARCHAR(255),
+    model_type VARCHAR(255),
+    event_type VARCHAR(255),
+    payload JSONB,
+    event_date TIMESTAMP NOT NULL,
+    delivered BOOLEAN NOT NULL
+);
+CREATE INDEX idx_events_action_id ON eventlog.events (action_id);
+CREATE INDEX events_undelivered ON eventlog.events (event_type, event_date) WHERE delivered = FALSE;
+CREATE TABLE eventlog.event_notifications (
+    id UUID PRIMARY KEY,
+    event_id UUID NOT NULL,
+    handler_name VARCHAR(255) NOT NULL,
+    namespace VARCHAR(255) NOT NULL,
+    action_id UUID NOT NULL,
+    action_name VARCHAR(255) NOT NULL,
+    action_params JSONB NOT NULL,
+    started_date TIMESTAMP NOT NULL,
+    completion_date TIMESTAMP NOT NULL,
+    model_id VARCHAR(255),
+    model_type VARCHAR(255),
+    event_type VARCHAR(255) NOT NULL,
+    payload JSONB,
+    event_date TIMESTAMP NOT NULL,
+    state VARCHAR(24) NOT NULL,
+    attempts INT NOT NULL DEFAULT 0,
+    next_retry_at TIMESTAMP NOT NULL,
+    created_date TIMESTAMP NOT NULL,
+    updated_date TIMESTAMP NOT NULL,
+    UNIQUE (event_id, handler_name)
+);
+CREATE INDEX event_notifications_due ON eventlog.event_notifications (next_retry_at) WHERE state IN ('PENDING', 'FAILED');
+`
+
+const seedRows = `
+INSERT INTO eventlog.events
+SELECT gen_random_uuid(), 'shop', gen_random_uuid(), 'PlaceOrder', '{}', now(), now(), n::text, 'Order', 'OrderPlaced', '{"n": 1}', now(), false
+FROM generate_series(1, 50) n;
+INSERT INTO eventlog.event_notifications
+SELECT gen_random_uuid(), id, 'billing', namespace, action_id, action_name, action_params, started_date, completion_date,
+       model_id, model_type, event_type, payload, event_date, 'PENDING', 0, event_date, now(), now()
+FROM eventlog.events;
+`
+
+func migrator(t *testing.T, pool *pgxpool.Pool, o migrate.Options) *migrate.Migrator {
+	t.Helper()
+	m, err := migrate.Postgres(pool, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func up(t *testing.T, m *migrate.Migrator) []migrate.Migration {
+	t.Helper()
+	applied, err := m.Up(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return applied
+}
+
+func down(t *testing.T, m *migrate.Migrator) *migrate.Migration {
+	t.Helper()
+	undone, err := m.Down(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return undone
+}
+
+// column returns the rows of a one-column query.
+func column(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), sql, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var list []string
+	for rows.Next() {
+		var s string
+		if err := rows.Scan(&s); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, s)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// catalog describes every column and index of a schema, without the schema's name.
+func catalog(t *testing.T, pool *pgxpool.Pool, schemaName string) []string {
+	t.Helper()
+	columns := column(t, pool, `
+SELECT c.relname || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
+       || coalesce(' default ' || pg_get_expr(d.adbin, d.adrelid), '')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') ORDER BY c.relname, a.attnum`, schemaName)
+	indexes := column(t, pool, `
+SELECT c.relname || ' on ' || t.relname || CASE WHEN i.indisvalid THEN ' ' ELSE ' invalid ' END || CASE WHEN i.indisunique THEN 'unique ' ELSE '' END
+       || substring(pg_get_indexdef(i.indexrelid) FROM 'USING.*')
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_class t ON t.oid = i.indrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 ORDER BY c.relname`, schemaName)
+	return append(columns, indexes...)
+}
+
+func tables(t *testing.T, pool *pgxpool.Pool, schemaName string) []string {
+	t.Helper()
+	return column(t, pool, `SELECT relname::text FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)
+AND relkind IN ('r', 'p') ORDER BY 1`, schemaName)
+}
+
+var allTables = []string{
+	"audit_log", "cdc_dispatcher_migrations", "event_notification_attempts", "event_notifications",
+	"events", "gaps", "handlers", "sources",
+}
+
+func TestUpOnAnEmptyDatabase(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		m := migrator(t, db.Pool(), migrate.Options{})
+
+		before, err := m.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tables(t, db.Pool(), "eventlog"); len(got) != 0 {
+			t.Errorf("status created %v", got)
+		}
+		applied := up(t, m)
+		if len(applied) != len(before) || len(applied) == 0 {
+			t.Errorf("applied %v of %v", applied, before)
+		}
+		if diff := cmp.Diff(allTables, tables(t, db.Pool(), "eventlog")); diff != "" {
+			t.Error(diff)
+		}
+		after, err := m.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, s := range after {
+			if before[i].Applied || !s.Applied || s.AppliedAt.IsZero() || s.Name != applied[i].Name {
+				t.Errorf("step %d: before %+v, after %+v", i, before[i], s)
+			}
+		}
+		if again := up(t, m); len(again) != 0 {
+			t.Errorf("a second up applied %v", again)
+		}
+	})
+}
+
+// TestUpBesideAnExistingEkbatanDatabase: tables with exactly the published columns, with data, work
+// unchanged: nothing is rewritten, and the event table is not altered at all.
+func TestUpBesideAnExistingEkbatanDatabase(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		db.Exec(seedDDL)
+		db.Exec(seedRows)
+		const content = `SELECT md5(string_agg(x, E'\n' ORDER BY x)) FROM (
+SELECT id::text || payload || event_date AS x FROM eventlog.events UNION ALL
+SELECT id::text || event_id || handler_name || state || next_retry_at FROM eventlog.event_notifications) rows`
+		const files = `SELECT pg_relation_filenode('eventlog.events') || ' ' || pg_relation_filenode('eventlog.event_notifications')`
+		rows, nodes := column(t, db.Pool(), content), column(t, db.Pool(), files)
+		before := catalog(t, db.Pool(), "eventlog")
+
+		up(t, migrator(t, db.Pool(), migrate.Options{}))
+
+		if got := column(t, db.Pool(), content); got[0] != rows[0] {
+			t.Error("the rows changed")
+		}
+		if got := column(t, db.Pool(), files); got[0] != nodes[0] {
+			t.Error("a table was rewritten")
+		}
+		after := strings.Join(catalog(t, db.Pool(), "eventlog"), "\n")
+		for _, line := range before {
+			if !strings.Contains(after, line) {
+				t.Errorf("lost or changed: %s", line)
+			}
+		}
+		if strings.Contains(after, "events.traceparent") {
+			t.Error("the event table was altered")
+		}
+		// An Ekbatan process goes on writing as before.
+		db.Exec(strings.ReplaceAll(seedRows, "FROM eventlog.events;", "FROM eventlog.events WHERE id NOT IN (SELECT event_id FROM eventlog.event_notifications);"))
+	})
+}
+
+func TestBringYourOwnTableIsLeftAlone(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		db.Exec(`CREATE TABLE public.outboxevent (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)`)
+		before := catalog(t, db.Pool(), "public")
+		m := migrator(t, db.Pool(), migrate.Options{Schema: "dispatch", Table: schema.Debezium("", "")})
+		up(t, m)
+		if diff := cmp.Diff(before, catalog(t, db.Pool(), "public")); diff != "" {
+			t.Errorf("the event table changed:\n%s", diff)
+		}
+		for _, name := range tables(t, db.Pool(), "dispatch") {
+			if name == "events" {
+				t.Error("an event table was created that nobody uses")
+			}
+		}
+		for down(t, m) != nil {
+		}
+		if diff := cmp.Diff(before, catalog(t, db.Pool(), "public")); diff != "" {
+			t.Errorf("the event table changed:\n%s", diff)
+		}
+	})
+}
+
+// TestDownKeepsTheUsersTablesAndRows: events and deliveries are the user's, whoever created the tables.
+func TestDownKeepsTheUsersTablesAndRows(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		db.Exec(seedDDL)
+		db.Exec(seedRows)
+		before := catalog(t, db.Pool(), "eventlog")
+		m := migrator(t, db.Pool(), migrate.Options{})
+		first := up(t, m)
+
+		for range first {
+			if down(t, m) == nil {
+				t.Fatal("nothing left to undo")
+			}
+		}
+		if got := down(t, m); got != nil {
+			t.Errorf("undone once more: %v", got)
+		}
+		var left []string
+		for _, line := range catalog(t, db.Pool(), "eventlog") {
+			if !strings.HasPrefix(line, "cdc_dispatcher_migrations") {
+				left = append(left, line)
+			}
+		}
+		if diff := cmp.Diff(before, left); diff != "" {
+			t.Errorf("not as before:\n%s", diff)
+		}
+		for _, table := range []string{"events", "event_notifications"} {
+			if got := column(t, db.Pool(), `SELECT count(*)::text FROM eventlog.`+table); got[0] != "50" {
+				t.Errorf("%s has %s rows", table, got[0])
+			}
+		}
+		if again := up(t, m); len(again) != len(first) {
+			t.Errorf("up again applied %v", again)
+		}
+	})
+}
+
+func TestDownRefusesToDropPayloads(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		m := migrator(t, db.Pool(), migrate.Options{})
+		up(t, m)
+		events, deliveries, _ := strings.Cut(seedRows, "INSERT INTO eventlog.event_notifications")
+		// A fresh table has two columns more.
+		db.Exec(strings.Replace(events, "now(), false", "now(), false, NULL, NULL", 1))
+		db.Exec("INSERT INTO eventlog.event_notifications" + deliveries)
+		db.Exec(`UPDATE eventlog.event_notifications SET payload_raw = 'x'`)
+		down(t, m) // the indexes
+		_, err := m.Down(t.Context())
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || pgErr.Code != "55006" || pgErr.Hint == "" {
+			t.Fatalf("got %v", err)
+		}
+		db.Exec(`UPDATE eventlog.event_notifications SET payload_raw = NULL`)
+		down(t, m)
+	})
+}
+
+func TestSchemaNameWithCapitalsAndQuotes(t *testing.T) {
+	const name = `My "log"; v2's \ DROP`
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		plain := migrator(t, db.Pool(), migrate.Options{})
+		up(t, plain)
+		odd := migrator(t, db.Pool(), migrate.Options{Schema: name})
+		up(t, odd)
+		if diff := cmp.Diff(catalog(t, db.Pool(), "eventlog"), catalog(t, db.Pool(), name)); diff != "" {
+			t.Error(diff)
+		}
+		for down(t, odd) != nil {
+		}
+		up(t, odd)
+	})
+}
+
+// TestPrintEqualsUp: what a database administrator runs by hand is what up runs.
+func TestPrintEqualsUp(t *testing.T) {
+	for _, o := range []migrate.Options{{}, {Schema: `Odd "name"`}, {Schema: "d", Table: schema.Debezium("", "")}} {
+		testdb.EachPostgres(t, func(t *testing.T, major int) {
+			byUp, byPrint := testdb.Postgres(t, major), testdb.Postgres(t, major)
+			up(t, migrator(t, byUp.Pool(), o))
+			script, err := migrate.Print(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			runScript(t, byPrint, script)
+			name := o.Schema
+			if name == "" {
+				name = schema.DefaultSchema
+			}
+			if diff := cmp.Diff(catalog(t, byUp.Pool(), name), catalog(t, byPrint.Pool(), name)); diff != "" {
+				t.Error(diff)
+			}
+			if again := up(t, migrator(t, byPrint.Pool(), o)); len(again) != 0 {
+				t.Errorf("up after print applied %v", again)
+			}
+		})
+	}
+}
+
+// runScript does what psql does: one statement at a time on one connection.
+func runScript(t *testing.T, db *testdb.DB, script string) {
+	t.Helper()
+	conn, err := db.Pool().Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var statement strings.Builder
+	inBlock := false
+	for line := range strings.Lines(script) {
+		statement.WriteString(line)
+		if strings.Contains(line, "$do$") {
+			inBlock = !inBlock
+		}
+		if inBlock || !strings.HasSuffix(strings.TrimSpace(line), ";") {
+			continue
+		}
+		if _, err := conn.Exec(t.Context(), statement.String()); err != nil {
+			t.Fatalf("%v in:\n%s", err, statement.String())
+		}
+		statement.Reset()
+	}
+}
+
+// TestUpDoesNotWaitForLocks: a migration behind a long transaction gives up, so that the
+// application's own statements do not pile up behind it, and can be run again.
+func TestUpDoesNotWaitForLocks(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		db.Exec(seedDDL)
+		tx, err := db.Pool().Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+		if _, err := tx.Exec(t.Context(), `SELECT count(*) FROM eventlog.event_notifications`); err != nil {
+			t.Fatal(err)
+		}
+		m := migrator(t, db.Pool(), migrate.Options{})
+		applied, err := m.Up(t.Context())
+		var pgErr *pgconn.PgError
+		if !errors.As(err, &pgErr) || pgErr.Code != "55P03" {
+			t.Fatalf("got %v after %v, want a lock timeout", err, applied)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		up(t, m)
+	})
+}
+
+// TestUpReplacesAnUnfinishedIndex: a concurrent build that was cut off leaves an index that
+// exists and is not used.
+func TestUpReplacesAnUnfinishedIndex(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		db.Exec(seedDDL)
+		db.Exec(seedRows)
+		_, err := db.Pool().Exec(t.Context(),
+			`CREATE UNIQUE INDEX CONCURRENTLY event_notifications_claim ON eventlog.event_notifications (state)`)
+		if err == nil {
+			t.Fatal("the index was to be left invalid")
+		}
+		up(t, migrator(t, db.Pool(), migrate.Options{}))
+		for _, line := range catalog(t, db.Pool(), "eventlog") {
+			if strings.HasPrefix(line, "event_notifications_claim") && strings.Contains(line, "(handler_name, next_retry_at)") {
+				return
+			}
+		}
+		t.Errorf("no usable index in %v", catalog(t, db.Pool(), "eventlog"))
+	})
+}
+
+func TestUpBesideAPartitionedEventTable(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		ddl := strings.Replace(seedDDL, "id UUID PRIMARY KEY", "id UUID NOT NULL", 1)
+		db.Exec(strings.Replace(ddl, "delivered BOOLEAN NOT NULL\n)", "delivered BOOLEAN NOT NULL\n) PARTITION BY RANGE (event_date)", 1))
+		db.Exec(`DROP INDEX eventlog.events_undelivered`)
+		m := migrator(t, db.Pool(), migrate.Options{})
+		up(t, m)
+		if !strings.Contains(strings.Join(catalog(t, db.Pool(), "eventlog"), "\n"), "events_undelivered on events") {
+			t.Error("the index is missing")
+		}
+	})
+}
+
+// TestUpWithoutTheRightToCreateSchemas: an administrator has created the schema.
+func TestUpWithoutTheRightToCreateSchemas(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		role := "owner_" + db.Name()
+		db.Exec(`CREATE ROLE "` + role + `" LOGIN`)
+		db.Exec(`CREATE SCHEMA eventlog AUTHORIZATION "` + role + `"`)
+		pool, err := pgxpool.New(t.Context(), strings.Replace(db.DSN(), "postgres@", role+"@", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		up(t, migrator(t, pool, migrate.Options{}))
+	})
+}
+
+func TestUpFromSeveralProcessesAtOnce(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		var (
+			wg    sync.WaitGroup
+			mu    sync.Mutex
+			total int
+		)
+		for range 3 {
+			wg.Go(func() {
+				m, err := migrate.Postgres(db.Pool(), migrate.Options{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				applied, err := m.Up(t.Context())
+				if err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				total += len(applied)
+			})
+		}
+		wg.Wait()
+		all, err := migrator(t, db.Pool(), migrate.Options{}).Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if total != len(all) {
+			t.Errorf("%d steps were applied, there are %d", total, len(all))
+		}
+	})
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	for _, o := range []migrate.Options{
+		{Schema: strings.Repeat("x", 64)},
+		{Schema: "a\nb"},
+		{Table: schema.Table{Name: "outbox"}},
+	} {
+		if _, err := migrate.Print(o); err == nil {
+			t.Errorf("print accepted %+v", o)
+		}
+		if _, err := migrate.Postgres(nil, o); err == nil {
+			t.Errorf("accepted %+v", o)
+		}
+	}
+}
