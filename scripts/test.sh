@@ -21,6 +21,13 @@ awk -F '\t' '
 		for (s in missing) printf "%s: MISSING, %d tests did not run\n", s, missing[s]
 		for (k in from) { split(k, p, "\t"); printf "%s: %d started: %s\n", p[1], starts[k], p[2] }
 	}' "$CDC_DISPATCHER_TEST_REPORT" | sort
+if grep -q '^ledger' "$CDC_DISPATCHER_TEST_REPORT"; then
+	printf '\n== promises: what was committed, what was delivered, what was broken on purpose\n'
+	awk -F '\t' '
+		BEGIN { print_row("test", "server", "committed", "undone", "deliveries", "lost", "repeats", "faults") }
+		function print_row(t, s, c, u, d, l, r, f) { printf "%-58s %-16s %9s %7s %10s %5s %7s  %s\n", t, s, c, u, d, l, r, f }
+		$1 == "ledger" { print_row($2, $3, $4, $5, $6, $7, $8, $9) }' "$CDC_DISPATCHER_TEST_REPORT"
+fi
 printf '\n== packages\n'
 grep -E '^(ok[[:space:]]|FAIL|--- FAIL|panic: )' "$work/log" || true
 exit "$status"
