@@ -283,9 +283,9 @@ func (h *handling) count(c Counter, handler string, n int) {
 
 func (h *handling) reportTally() {
 	h.mu.Lock()
-	tally := h.tally
-	if len(tally) > 0 {
-		h.tally = make(map[tallied]int)
+	var tally map[tallied]int
+	if len(h.tally) > 0 {
+		tally, h.tally = h.tally, make(map[tallied]int)
 	}
 	h.mu.Unlock()
 	for t, n := range tally {

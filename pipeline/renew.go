@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -153,7 +154,7 @@ func (h *handling) inspect(now time.Time) {
 	}
 	for _, a := range stuck {
 		h.logger.Error("handler ignores the end of its context; its slot stays taken until it returns",
-			"handler", a.sub.Name, "event_id", a.ev.ID, "delivery_id", a.id, "timeout", a.sub.Timeout)
+			slog.String("handler", a.sub.Name), slog.String("delivery_id", a.id.String()), slog.Duration("timeout", a.sub.Timeout))
 	}
 }
 

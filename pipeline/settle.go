@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -210,18 +211,30 @@ func (h *handling) settled(batch []*attempt, settled []delivery.Settled) {
 		})
 	}
 	for _, l := range lines {
-		h.logger.Warn(l.text, "handler", l.a.sub.Name, "delivery_id", l.a.id, "attempt", l.a.claims,
-			"state", l.state, "code", l.a.outcome.Error, "more", l.more)
+		l.log(h.logger)
 	}
 }
 
-// settledLine is a thinned-out log line about written outcomes; a is an example.
+// settledLine is a thinned-out log line about outcomes that came to no success. a
+// is an example, more counts the like since the last line, and state is empty for
+// an outcome that changed nothing.
 type settledLine struct {
-	text  string
 	a     *attempt
 	state delivery.State
-	// more counts the like since the last line.
-	more int
+	more  int
+}
+
+func (l settledLine) log(logger *slog.Logger) {
+	attrs := []any{
+		slog.String("handler", l.a.sub.Name), slog.String("delivery_id", l.a.id.String()),
+		slog.Int("attempt", l.a.claims), slog.Int("more", l.more),
+	}
+	if l.state == "" {
+		logger.Warn("outcome changed nothing: this process does not hold the delivery any more", attrs...)
+		return
+	}
+	attrs = append(attrs, slog.String("state", string(l.state)), slog.String("code", l.a.outcome.Error))
+	logger.Warn("delivery ended without success", attrs...)
 }
 
 // forget is settled's part under the lock. It returns what to log.
@@ -239,7 +252,7 @@ func (h *handling) forget(batch []*attempt, states map[uuid.UUID]delivery.State)
 			h.stale++
 			h.count(CountStale, a.sub.Name, 1)
 			if held, log := h.seldom.allow("stale " + a.sub.Name); log {
-				lines = append(lines, settledLine{"outcome changed nothing: the delivery is not leased to this process any more", a, state, held})
+				lines = append(lines, settledLine{a, "", held})
 			}
 		case state.Open() && a.outcome.Delay == 0:
 			a.lane.more = true
@@ -248,7 +261,7 @@ func (h *handling) forget(batch []*attempt, states map[uuid.UUID]delivery.State)
 			h.dueAt(now.Add(a.outcome.Delay))
 		case state != delivery.Succeeded && state != delivery.Discarded:
 			if held, log := h.seldom.allow("ended " + a.sub.Name); log {
-				lines = append(lines, settledLine{"delivery ended without success", a, state, held})
+				lines = append(lines, settledLine{a, state, held})
 			}
 		}
 	}
@@ -273,5 +286,6 @@ func (h *handling) dropOutcome(a *attempt, err error) {
 	h.count(CountUnwritten, a.sub.Name, 1)
 	h.mu.Unlock()
 	h.logger.Error("database refuses an outcome; the delivery is attempted again when its lease ends",
-		"handler", a.sub.Name, "delivery_id", a.id, "verdict", a.outcome.Verdict.String(), "err", err)
+		slog.String("handler", a.sub.Name), slog.String("delivery_id", a.id.String()),
+		slog.String("verdict", a.outcome.Verdict.String()), slog.Any("error", err))
 }

@@ -2,7 +2,9 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"time"
 
@@ -38,17 +40,22 @@ func (h *handling) next(l *lane, now time.Time) *attempt {
 			h.giveBack(a, 0)
 			continue
 		}
-		a.phase = phaseRunning
-		a.startedAt = now
-		a.ctx, a.cancel = context.WithCancelCause(h.base)
-		h.active++
-		l.progress = now
-		h.askForMore(l)
+		h.start(a, now)
 		return a
 	}
 	l.workers--
 	h.askForMore(l)
 	return nil
+}
+
+// start makes an attempt a running one. Called with mu held.
+func (h *handling) start(a *attempt, now time.Time) {
+	a.phase = phaseRunning
+	a.startedAt = now
+	a.ctx, a.cancel = context.WithCancelCause(h.base)
+	h.active++
+	a.lane.progress = now
+	h.askForMore(a.lane)
 }
 
 // askForMore wakes the claim loop when the lane has room for what is known to
@@ -132,11 +139,14 @@ func (h *handling) reportPanic(a *attempt, err error) {
 	if !log {
 		return
 	}
-	attrs := []any{"handler", a.sub.Name, "event_id", a.ev.ID, "delivery_id", a.id, "code", a.outcome.Error, "more", held}
-	if p, ok := err.(*panicError); ok {
-		attrs = append(attrs, "type", fmt.Sprintf("%T", p.value), "stack", string(p.stack))
+	attrs := []any{
+		slog.String("handler", a.sub.Name), slog.String("event_id", a.ev.ID), slog.String("delivery_id", a.id.String()),
+		slog.String("code", a.outcome.Error), slog.Int("more", held),
+	}
+	if p := (*panicError)(nil); errors.As(err, &p) {
+		attrs = append(attrs, slog.String("type", fmt.Sprintf("%T", p.value)), slog.String("stack", string(p.stack)))
 		if h.storeErrorMessages {
-			attrs = append(attrs, "value", clip(redact(fmt.Sprint(p.value)), maxMessage))
+			attrs = append(attrs, slog.String("value", clip(redact(fmt.Sprint(p.value)), maxMessage)))
 		}
 	}
 	h.logger.Error("handler panicked; counted as a failed attempt", attrs...)
