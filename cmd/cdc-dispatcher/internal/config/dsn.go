@@ -1,0 +1,49 @@
+package config
+
+import (
+	"net/url"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// dsn decodes a connection string. Nothing of it is ever repeated: what a parser
+// calls a bad port may be half of a password.
+func (d *decoder) dsn(dst *string) func(*node, string) {
+	return func(n *node, path string) {
+		var text string
+		before := len(d.problems)
+		d.secret(&text)(n, path)
+		if len(d.problems) > before || text == "" {
+			return
+		}
+		if problem, try := checkDSN(text); problem != "" {
+			d.report(CodeDSN, path, n.pos, try, "%s: %s", path, problem)
+			return
+		}
+		*dst = text
+	}
+}
+
+// checkDSN says what is wrong with a connection string, without repeating it.
+func checkDSN(dsn string) (problem, try string) {
+	scheme, _, isURL := strings.Cut(dsn, "://")
+	switch scheme = strings.ToLower(scheme); {
+	case isURL && (scheme == "mysql" || scheme == "mariadb"):
+		return "MySQL and MariaDB are not supported by this version", "use a PostgreSQL database: postgres://user@host:5432/database"
+	case isURL && scheme != "postgres" && scheme != "postgresql":
+		return "this is not a PostgreSQL address", "write postgres://user@host:5432/database"
+	case !isURL && !strings.Contains(dsn, "="):
+		return "this is not a connection string", "write postgres://user@host:5432/database, or: host=… user=… dbname=…"
+	}
+	if isURL {
+		if _, err := url.Parse(dsn); err != nil {
+			return "the address cannot be read; a password with special characters must be percent-encoded in it",
+				"put the password into the key password: of the source, where it needs no encoding"
+		}
+	}
+	if _, err := pgconn.ParseConfig(dsn); err != nil {
+		return "the connection string cannot be read", "check its parameters: sslmode, port, connect_timeout, and that files such as sslrootcert exist"
+	}
+	return "", ""
+}
