@@ -147,6 +147,9 @@ type Status struct {
 	StaleAfter time.Duration
 	Reconnects int64
 	Gaps       int64
+	// ForeignRows counts rows of tables that the log carries and nobody registered.
+	// They are thrown away early; many of them are a cost worth knowing about.
+	ForeignRows int64
 }
 
 // Reporter is an optional ability of a [Source].

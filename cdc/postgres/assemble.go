@@ -1,0 +1,156 @@
+package postgres
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+)
+
+// assembler turns the messages of a stream into transactions. It is a value
+// without a clock, a goroutine or I/O.
+//
+// The server sends a transaction only after its commit, one at a time, so what
+// arrives between a begin and a commit is committed work in commit order. A
+// large transaction leaves in parts of bounded size, so that memory does not
+// grow with it; only the last part carries the position (B23, B24).
+type assembler struct {
+	maxRecords, maxBytes int
+	epoch                uint64
+	// names are the registered tables; roots are their OIDs and those of their
+	// partitions and inheritance children, as far as they are known.
+	names map[Table]struct{}
+	roots map[uint32]Table
+	// relations has an entry for each table the stream described; nil marks one
+	// that nobody registered.
+	relations map[uint32]*cdc.Relation
+
+	open       bool
+	commitTime time.Time
+	records    []cdc.Record
+	bytes      int
+	inParts    bool   // a part of the open transaction has left
+	damage     string // why a row of the open transaction could not be read
+	foreign    int64  // rows of tables that nobody registered
+}
+
+// finished is what a commit leads to. Nothing is handed over when none is set.
+type finished struct {
+	end resumePoint
+	// handOver says that tx has something the consumer must make durable.
+	handOver bool
+	tx       cdc.Transaction
+	// damage, when not empty, says why a row of the transaction is not in it.
+	damage string
+}
+
+var (
+	errNested      = errors.New("begin inside a transaction")
+	errNotOpen     = errors.New("row or commit outside a transaction")
+	errNoRelation  = errors.New("row of a table that was never described")
+	errEmptyCommit = errors.New("commit without an end position")
+)
+
+func newAssembler(tables []Table, roots map[uint32]Table, epoch uint64, maxRecords, maxBytes int) *assembler {
+	a := &assembler{
+		maxRecords: maxRecords,
+		maxBytes:   maxBytes,
+		epoch:      epoch,
+		names:      make(map[Table]struct{}, len(tables)),
+		roots:      roots,
+		relations:  map[uint32]*cdc.Relation{},
+	}
+	for _, t := range tables {
+		a.names[t] = struct{}{}
+	}
+	return a
+}
+
+// relation takes a table's description, which replaces an earlier one (B34). It
+// returns false when it is not known whether the table belongs to a registered
+// one: resolve must then be called before the next row.
+//
+// A registered name counts first. After that the OID counts: it finds the root
+// of a partition that is announced under its own name (B33), and a registered
+// table that was renamed while the stream runs.
+func (a *assembler) relation(m relationMessage) (known bool) {
+	if _, ok := a.names[m.table]; ok {
+		a.resolve(m, m.table, true)
+		return true
+	}
+	if root, ok := a.roots[m.oid]; ok {
+		a.resolve(m, root, true)
+		return true
+	}
+	return false
+}
+
+// resolve says which registered table the described one belongs to, or none.
+func (a *assembler) resolve(m relationMessage, root Table, registered bool) {
+	if !registered {
+		a.relations[m.oid] = nil
+		return
+	}
+	a.roots[m.oid] = root
+	a.relations[m.oid] = &cdc.Relation{Schema: root.Schema, Table: root.Name, Columns: m.columns}
+}
+
+func (a *assembler) begin(m beginMessage) error {
+	if a.open {
+		return errNested
+	}
+	a.open, a.inParts, a.damage = true, false, ""
+	a.commitTime = m.commitTime
+	return nil
+}
+
+// insert takes a row. When the rows held are enough for a part, that part is
+// returned, without the new row, so that the last part is never empty.
+func (a *assembler) insert(m insertMessage) (part cdc.Transaction, full bool, err error) {
+	if !a.open {
+		return part, false, errNotOpen
+	}
+	relation, described := a.relations[m.oid]
+	if !described {
+		return part, false, fmt.Errorf("%w (OID %d)", errNoRelation, m.oid)
+	}
+	if relation == nil {
+		a.foreign++
+		return part, false, nil
+	}
+	values, err := decodeRow(m.tuple, len(relation.Columns))
+	if err != nil {
+		return part, false, fmt.Errorf("%s: %w", relation.Name(), err)
+	}
+	if len(a.records) >= a.maxRecords || a.bytes >= a.maxBytes {
+		part, full = cdc.Transaction{Records: a.records, Partial: true, CommitTime: a.commitTime}, true
+		a.records, a.bytes, a.inParts = make([]cdc.Record, 0, a.maxRecords), 0, true
+	}
+	a.records = append(a.records, cdc.Record{Relation: relation, Values: values})
+	a.bytes += len(m.tuple)
+	return part, full, nil
+}
+
+// giveUp leaves out a row that cannot be read; the commit will say so.
+func (a *assembler) giveUp(why string) { a.damage = why }
+
+func (a *assembler) commit(m commitMessage) (finished, error) {
+	if !a.open {
+		return finished{}, errNotOpen
+	}
+	if m.end == 0 {
+		return finished{}, errEmptyCommit
+	}
+	f := finished{end: m.end, damage: a.damage}
+	if len(a.records) > 0 || a.inParts {
+		f.handOver = true
+		f.tx = cdc.Transaction{
+			Records:    a.records,
+			Position:   mark{a.epoch, m.end}.position(),
+			CommitTime: m.commitTime,
+		}
+	}
+	a.open, a.records, a.bytes = false, nil, 0
+	return f, nil
+}

@@ -1,0 +1,48 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// ErrSlotActive is returned by [Drop] while a session streams from the slot.
+var ErrSlotActive = errors.New("a session streams from the slot")
+
+// Drop removes the slot and the publication of cfg, both of which may be absent.
+// While a session streams from the slot it refuses with [ErrSlotActive], unless
+// force is set: then it ends that session. After it, what is not yet read is found
+// by the poller alone.
+func Drop(ctx context.Context, cfg Config, force bool) error {
+	s, err := New(cfg)
+	if err != nil {
+		return err
+	}
+	c, err := s.dial(ctx, forWatch)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	slot, err := c.inspectSlot(ctx, s.cfg.Slot)
+	if err != nil {
+		return err
+	}
+	if slot.Active {
+		if !force {
+			return fmt.Errorf("slot %q: %w (pid %d)", s.cfg.Slot, ErrSlotActive, slot.ActivePID)
+		}
+		// The function waits until the session is gone.
+		if _, err := c.query(ctx, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", slot.ActivePID)); err != nil {
+			return fmt.Errorf("end session %d: %w", slot.ActivePID, err)
+		}
+	}
+	if slot.exists {
+		if _, err := c.query(ctx, fmt.Sprintf("SELECT pg_drop_replication_slot(%s)", quoteLiteral(s.cfg.Slot))); err != nil {
+			return fmt.Errorf("drop slot %q: %w", s.cfg.Slot, err)
+		}
+	}
+	if _, err := c.query(ctx, "DROP PUBLICATION IF EXISTS "+quoteIdent(s.cfg.Publication)); err != nil {
+		return fmt.Errorf("drop publication %q: %w", s.cfg.Publication, err)
+	}
+	return nil
+}

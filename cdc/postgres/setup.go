@@ -1,0 +1,313 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+)
+
+// oldestVersion is the first server version whose catalog this package reads.
+const oldestVersion = 150000
+
+// server is what the set-up learns about the server.
+type server struct {
+	version       int
+	database      string
+	identity      identity
+	senderTimeout time.Duration // wal_sender_timeout; 0 means none
+}
+
+// anchor is where and how to begin streaming.
+type anchor struct {
+	server server
+	start  resumePoint
+	// gap is announced before the first row.
+	gap      *cdc.Gap
+	tolerate bool
+	// tables are the registered tables; roots are their OIDs and those of what belongs
+	// to them. The stream owns roots and adds to it.
+	tables []tableState
+	roots  map[uint32]Table
+}
+
+// prepare does everything before the stream starts, on the replication
+// connection itself: it checks the server, waits while another replica holds
+// the slot, makes publication and slot fit, and picks the start position.
+func (s *Source) prepare(ctx context.Context, c *session) (anchor, error) {
+	var a anchor
+	var err error
+	if a.server, err = c.inspectServer(ctx); err != nil {
+		return a, err
+	}
+	s.meet(a.server.identity)
+	for {
+		slot, err := s.awaitFreeSlot(ctx, c)
+		if err != nil {
+			return a, err
+		}
+		f := findings{slot: slot, database: a.server.database, version: a.server.version, create: s.cfg.Create}
+		f.names.slot, f.names.publication = s.cfg.Slot, s.cfg.Publication
+		if err := f.wrongKind(); err != nil {
+			return a, err
+		}
+		p, err := s.ensurePublication(ctx, c, slot.exists)
+		if err != nil {
+			return a, err
+		}
+		s.reportDrift(p)
+		a.tables = p.tables
+		if a.roots, err = c.descendants(ctx, p.tables); err != nil {
+			return a, err
+		}
+		f.memory = s.memory
+		again, err := s.carryOut(ctx, c, decide(f), f, &a)
+		if err != nil {
+			return a, err
+		}
+		if !again {
+			return a, nil
+		}
+	}
+}
+
+// inspectServer checks that the server can serve a logical stream at all.
+func (c *session) inspectServer(ctx context.Context) (server, error) {
+	row, err := c.row(ctx, `SELECT current_setting('server_version_num'), current_setting('wal_level'), current_database(),
+		pg_is_in_recovery(), (SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout')`, 5)
+	if err != nil {
+		return server{}, fmt.Errorf("inspect the server: %w", err)
+	}
+	version, err := strconv.Atoi(row[0])
+	if err != nil {
+		return server{}, fmt.Errorf("server version %q: %w", row[0], err)
+	}
+	timeout, err := strconv.Atoi(row[4])
+	if err != nil {
+		return server{}, fmt.Errorf("wal_sender_timeout %q: %w", row[4], err)
+	}
+	switch {
+	case version < oldestVersion:
+		return server{}, permanent(reasonVersion, fmt.Errorf("the server is version %d", version/10000), "upgrade to PostgreSQL 15 or later")
+	case row[3] == "t":
+		return server{}, retryable(reasonRecovery, errors.New("the server is a standby"), "point the DSN at the primary")
+	case row[1] != "logical":
+		return server{}, permanent(reasonWALLevel, fmt.Errorf("wal_level is %s", row[1]),
+			"ALTER SYSTEM SET wal_level = logical; then restart the server")
+	}
+	system, err := pglogrepl.IdentifySystem(ctx, c.conn)
+	if err != nil {
+		return server{}, fmt.Errorf("identify the system: %w", err)
+	}
+	return server{
+		version:       version,
+		database:      row[2],
+		identity:      identity{system: system.SystemID, timeline: system.Timeline},
+		senderTimeout: time.Duration(timeout) * time.Millisecond,
+	}, nil
+}
+
+// meet compares the server with the last one. When it is another, or on another
+// timeline, what is remembered of positions counts no more: a new epoch begins.
+func (s *Source) meet(now identity) {
+	last := s.memory.identity
+	if last == now {
+		return
+	}
+	s.memory.identity = now
+	if (last == identity{}) {
+		return
+	}
+	var changed string
+	if last.system != now.system {
+		changed = fmt.Sprintf("the DSN leads to another server (system %s, before %s)", now.system, last.system)
+	} else {
+		changed = fmt.Sprintf("the server was promoted or restored (timeline %d, before %d)", now.timeline, last.timeline)
+	}
+	s.memory.epoch++
+	s.memory.confirmed, s.memory.durable = 0, 0
+	s.memory.serverChanged = changed
+	s.log.Warn("the server's history changed", "detail", changed)
+}
+
+// awaitFreeSlot returns the slot's state once no other session streams from it.
+// Meanwhile this process stands by (B20).
+func (s *Source) awaitFreeSlot(ctx context.Context, c *session) (slotState, error) {
+	quiet := time.Time{} // nothing is logged before then
+	for {
+		slot, err := c.inspectSlot(ctx, s.cfg.Slot)
+		if err != nil || !slot.Active {
+			return slot, err
+		}
+		s.standBy(slot.ActivePID)
+		if now := time.Now(); now.After(quiet) {
+			quiet = now.Add(time.Minute)
+			s.log.Info("standing by: another session streams from the slot", "slot", s.cfg.Slot, "pid", slot.ActivePID)
+		}
+		if err := sleep(ctx, s.cfg.StandbyPoll); err != nil {
+			return slot, err
+		}
+	}
+}
+
+// standBy: whoever holds the slot moves and mends it, so that what is remembered
+// of it says nothing any more.
+func (s *Source) standBy(pid uint32) {
+	s.memory.confirmed, s.memory.durable = 0, 0
+	s.memory.hadSlot, s.memory.broken = true, ""
+	s.status.setMode(cdc.ModeStandby, fmt.Sprintf("session %d streams from slot %q", pid, s.cfg.Slot))
+}
+
+// carryOut acts on a decision. again means that the slot must be looked at anew.
+func (s *Source) carryOut(ctx context.Context, c *session, d decision, f findings, a *anchor) (again bool, err error) {
+	s.remember(d.gap)
+	var at resumePoint
+	switch d.action {
+	case refuseSlot:
+		return false, d.err
+	case useSlot:
+		if at = f.slot.confirmed(); at == 0 {
+			return false, fmt.Errorf("slot %q has the position %q", s.cfg.Slot, f.slot.Confirmed)
+		}
+		// What this process made durable on the same server need not come again.
+		at = max(at, s.memory.durable)
+	case createSlot, replaceSlot:
+		if at, err = s.reanchor(ctx, c, d, f); err != nil || at == 0 {
+			return err == nil, err
+		}
+		s.memory.confirmed, s.memory.durable = 0, 0
+	}
+	if s.memory.gap != nil && s.memory.gap.To == "" {
+		s.memory.gap.To = mark{s.memory.epoch, at}.position()
+	}
+	s.memory.hadSlot = true
+	s.memory.broken, s.memory.serverChanged, s.memory.tableAdded = "", "", false
+	a.start, a.gap, a.tolerate = at, s.memory.gap, d.tolerate
+	return false, nil
+}
+
+// remember keeps a gap until it is handed over. Of several, the first one says
+// why and from where.
+func (s *Source) remember(gap *cdc.Gap) {
+	if gap != nil && s.memory.gap == nil {
+		s.memory.gap = gap
+	}
+}
+
+// reanchor makes the slot, in place of the old one if there is one. It returns
+// zero when another replica did so first.
+func (s *Source) reanchor(ctx context.Context, c *session, d decision, f findings) (resumePoint, error) {
+	if d.gap != nil {
+		if err := s.paceReanchor(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if d.action == replaceSlot {
+		s.log.Warn("replacing the slot", "slot", s.cfg.Slot, "reason", d.gap.Reason, "detail", d.gap.Detail)
+		dropped, err := c.dropSlot(ctx, s.cfg.Slot, f.slot)
+		if err != nil {
+			return 0, err
+		}
+		if !dropped {
+			s.memory.broken = "" // it is another slot by now, which must speak for itself
+			return 0, nil
+		}
+	}
+	at, err := s.create(ctx, c, f.version)
+	if err == nil && at == 0 {
+		s.memory.broken = ""
+	}
+	return at, err
+}
+
+// paceReanchor waits, when a slot was replaced within the last hour already, for
+// the longest pause: a slot that is lost again and again must not be replaced in
+// a tight loop (B26).
+func (s *Source) paceReanchor(ctx context.Context) error {
+	now := time.Now()
+	recent := s.memory.reanchored[:0]
+	for _, t := range s.memory.reanchored {
+		if now.Sub(t) < time.Hour {
+			recent = append(recent, t)
+		}
+	}
+	s.memory.reanchored = append(recent, now)
+	if len(recent) == 0 {
+		return nil
+	}
+	return sleep(ctx, s.cfg.BackoffMax)
+}
+
+// Bounds on the wait for one open transaction while a slot is made.
+const (
+	firstPatience = 30 * time.Second
+	mostPatience  = 10 * time.Minute
+)
+
+// create makes the slot. While a transaction that was open before does not end,
+// it tries again, longer each time, and names the session (B28). It returns zero
+// when another replica made the slot first.
+func (s *Source) create(ctx context.Context, c *session, version int) (resumePoint, error) {
+	s.status.setMode(cdc.ModeConnecting, "creating the slot, which waits for transactions that are open now")
+	patience := s.patience
+	for {
+		at, err := c.createSlot(ctx, s.cfg.Slot, s.cfg.Failover && version >= 170000, patience)
+		switch sqlState(err) {
+		case stateDuplicateObject:
+			return 0, nil
+		case stateLockTimeout:
+			if err := s.nameBlocker(ctx, c); err != nil {
+				return 0, err
+			}
+			patience = min(2*patience, mostPatience)
+			continue
+		case statePrivilege:
+			return 0, permanent(reasonPrivilege, err, "give the role of the DSN the attribute REPLICATION, or create the slot as an administrator")
+		}
+		if err != nil {
+			return 0, err
+		}
+		s.log.Info("created the slot", "slot", s.cfg.Slot, "position", at.String())
+		_, err = c.query(ctx, "SET lock_timeout = 0")
+		return at, err
+	}
+}
+
+// nameBlocker logs who holds the creation of the slot up.
+func (s *Source) nameBlocker(ctx context.Context, c *session) error {
+	pid, err := c.oldestWriter(ctx)
+	if err != nil || pid == "" {
+		return err
+	}
+	s.status.setMode(cdc.ModeConnecting, "slot creation waits for the open transaction of session "+pid)
+	s.log.Warn("slot creation waits for an open transaction", "slot", s.cfg.Slot, "blocking_pid", pid)
+	return nil
+}
+
+// reportDrift logs what about the publication differs from the default, once.
+func (s *Source) reportDrift(p publicationState) {
+	for _, text := range p.drift() {
+		if _, known := s.drift[text]; !known {
+			s.drift[text] = struct{}{}
+			s.log.Warn("the publication differs from what the dispatcher would create",
+				"publication", s.cfg.Publication, "detail", text)
+		}
+	}
+}
+
+// sleep waits for d or for the end of ctx, which is then the error.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
