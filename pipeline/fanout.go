@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -25,12 +24,6 @@ const (
 	// long, up to statementTimeoutMost.
 	statementTimeout     = 10 * time.Second
 	statementTimeoutMost = 4 * time.Minute
-	// splitAfter is how often a batch fails, for a reason that is not known to lie in
-	// its data, before it is tried in halves.
-	splitAfter = 3
-	// hopelessAfter is how often a single event fails, each time with a database that
-	// answers, before the reason is taken to lie in the event.
-	hopelessAfter = 3
 )
 
 // fanOut turns routed events into delivery rows. It is the one code path for
@@ -43,42 +36,27 @@ const (
 // undelivered in its table and handed to the poller, so that it holds up nothing else.
 type fanOut struct {
 	store      FanOutStore
-	deliveries deliveryStore
+	deliveries settler
 	slots      slots
 	source     string
 	lease      delivery.Lease // without a token: each statement draws its own
-	names      []string       // every handler name, for the probe
 	aside      *aside
-	log        *slog.Logger
-	obs        Observer
-	warn       seldom
+	// inSight says that the poller has seen the event undelivered in its table.
+	inSight func(id string) bool
+	log     *slog.Logger
+	obs     Observer
+	warn    seldom
 	// viaLog and viaPoll are the troubles of the two paths.
 	viaLog, viaPoll *trouble
 
 	mu     sync.Mutex
 	lastOK time.Time
+	oks    int
 }
 
-// deliveryStore is what fan-out asks of the handling side of a store.
-type deliveryStore interface {
+// settler is what fan-out asks of the handling side of a store.
+type settler interface {
 	Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error)
-	NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error)
-}
-
-// part is a batch, or what halving left of one.
-type part struct {
-	events []routed
-	// failures counts failed tries for a reason that may lie in the database,
-	// suspect those of a single event after which the database answered.
-	failures, suspect int
-	// unsure are leases of tries whose end is not known: the statement may have
-	// committed before the connection broke.
-	unsure []leasedTarget
-}
-
-type leasedTarget struct {
-	id, token uuid.UUID
-	handler   string
 }
 
 // deliver fans the events out. It returns nil when each has its delivery rows, or
@@ -86,13 +64,12 @@ type leasedTarget struct {
 // ends, and lets the statement in flight finish until work ends. position goes
 // with the last statement.
 func (f *fanOut) deliver(run, work context.Context, events []routed, via string, position cdc.Position) error {
-	queue := []part{{events: events}}
+	todo := worklist{parts: []part{{events: events}}}
 	wait := pause{base: 100 * time.Millisecond, cap: 5 * time.Second}
-	for len(queue) > 0 {
-		p := queue[0]
-		queue = queue[1:]
+	for !todo.empty() {
+		p := todo.next()
 		at := position
-		if len(queue) > 0 {
+		if !todo.empty() {
 			at = ""
 		}
 		err := f.attempt(work, &p, via, at)
@@ -102,26 +79,21 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 		}
 		switch {
 		case err == nil:
+			todo.succeeded()
 			wait.reset()
 			continue
 		case rejected:
-			queue = append(p.halves(), queue...)
+			todo.split(p)
 			continue
 		case run.Err() != nil:
 			return err
 		}
 		f.failed(&p, err, via)
-		switch {
-		case len(p.events) > 1 && p.failures >= splitAfter:
-			queue = append(p.halves(), queue...)
-		case len(p.events) > 1:
-			queue = append([]part{p}, queue...)
-		case f.hopeless(work, &p):
-			f.giveUp(work, p.events[0], err)
+		if f.hopeless(&p) {
+			f.setAside(p.events[0], err)
 			continue
-		default:
-			queue = append(queue, p) // the others first
 		}
+		todo.again(p)
 		if !sleep(run, wait.next()) {
 			return run.Err()
 		}
@@ -130,19 +102,10 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 	return nil
 }
 
-// halves splits a part. Both inherit the failures but for one, so that the next
-// failure splits again: the search for one bad event is quick.
-func (p part) halves() []part {
-	failures := min(p.failures, splitAfter-1)
-	mid := len(p.events) / 2
-	return []part{
-		{events: p.events[:mid], failures: failures, unsure: p.unsure},
-		{events: p.events[mid:], failures: failures},
-	}
-}
-
 func (f *fanOut) failed(p *part, err error, via string) {
-	p.failures++
+	f.mu.Lock()
+	p.failed(f.oks)
+	f.mu.Unlock()
 	f.obs.Count(CountFanOutRetry, "", 1)
 	f.troubleOf(via).failed(err, "events", len(p.events))
 }
@@ -154,25 +117,15 @@ func (f *fanOut) troubleOf(via string) *trouble {
 	return f.viaPoll
 }
 
-// hopeless says that the reason must lie in the event: its statement failed again
-// and again, and each time the database answered another one at once.
-func (f *fanOut) hopeless(work context.Context, p *part) bool {
-	ctx, cancel := context.WithTimeout(work, statementTimeout)
-	defer cancel()
-	if _, _, err := f.deliveries.NextDue(ctx, f.names); err != nil {
-		p.suspect = 0
+// hopeless says that a single event fails for a reason of its own, such as a lock
+// that a session holds on its row, and that the poller has it in sight. One that it has
+// not is never given up: its row may be gone, and the log be its only record.
+func (f *fanOut) hopeless(p *part) bool {
+	if len(p.events) > 1 || p.suspect < suspectAfter {
 		return false
 	}
-	p.suspect++
-	return p.suspect >= hopelessAfter
-}
-
-// giveUp gets a single event out of the way. A timeout means that somebody holds a
-// lock on its rows, which will pass; any other reason is one of the data.
-func (f *fanOut) giveUp(work context.Context, r routed, err error) {
-	if errors.Is(err, context.DeadlineExceeded) || f.quarantine(work, r, err) != nil {
-		f.setAside(r, err)
-	}
+	fan := &p.events[0].fan
+	return !fan.FromLog || f.inSight(fan.Event.ID)
 }
 
 // attempt runs one statement. Leases are asked for on the first try only: a
@@ -210,6 +163,7 @@ func (f *fanOut) succeeded(at time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lastOK = at
+	f.oks++
 }
 
 // reserve asks for worker slots, and marks as many targets as it got to be

@@ -57,6 +57,7 @@ func New(c Config) (*Pipeline, error) {
 	router := &router{subs: plan.registry.subs, maxPayload: plan.MaxPayload, markUnsubscribed: plan.FanOut.MarkUnsubscribed, newID: newRowID}
 	p.fanOut = newFanOut(plan, p.slots)
 	p.poller = newPoller(plan, router, p.fanOut)
+	p.fanOut.inSight = p.poller.inSight
 	p.heartbeat = newHeartbeat(plan, p.slots)
 	if plan.Log != nil {
 		p.stream = newStream(plan, newFanOutTrigger(plan, router, p.fanOut), p.poller.gap)
@@ -145,8 +146,8 @@ func newFanOut(p *plan, slots slots) *fanOut {
 	return &fanOut{
 		store: p.Store, deliveries: p.Store, slots: slots, source: p.Source,
 		lease: delivery.Lease{Owner: p.Owner, For: p.Lease},
-		names: p.registry.allNames(), aside: &aside{},
-		log: p.Logger, obs: p.Observer, warn: seldom{every: warnEvery},
+		aside: &aside{},
+		log:   p.Logger, obs: p.Observer, warn: seldom{every: warnEvery},
 		viaLog:  newTrouble(p.Logger, "fan-out"),
 		viaPoll: newTrouble(p.Logger, "fan-out of what the poller found"),
 	}

@@ -62,6 +62,8 @@ type poller struct {
 
 	mu   sync.Mutex
 	last lookResult
+	// found holds the ids of the last look.
+	found map[string]struct{}
 }
 
 // sweep is a plan to look through the whole table without any grace.
@@ -235,7 +237,7 @@ func (p *poller) steady(run, work context.Context, v view) error {
 // everything found was old enough to be taken.
 func (p *poller) look(run, work context.Context, v view) (full, all bool, err error) {
 	if !p.types.All && len(p.types.Exact) == 0 && len(p.types.Prefixes) == 0 {
-		p.looked(time.Now(), 0, false)
+		p.looked(time.Now(), nil, false)
 		return false, false, nil // nobody listens to anything (A44)
 	}
 	now := time.Now()
@@ -245,7 +247,7 @@ func (p *poller) look(run, work context.Context, v view) (full, all bool, err er
 		return false, false, err
 	}
 	full = len(found) >= limit
-	p.looked(now, len(found), full)
+	p.looked(now, found, full)
 	p.resize(found, full)
 	ripe := p.ripe(found, v.grace, now)
 	routed := p.route(ripe, now)
@@ -265,10 +267,23 @@ func (p *poller) undelivered(work context.Context, limit int, now time.Time) ([]
 	return p.store.Undelivered(ctx, delivery.Undelivered{Types: p.types, Limit: limit, Skip: p.aside.skip(now)})
 }
 
-func (p *poller) looked(at time.Time, found int, more bool) {
+func (p *poller) looked(at time.Time, events []event.Event, more bool) {
+	found := make(map[string]struct{}, len(events))
+	for i := range events {
+		found[events[i].ID] = struct{}{}
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last = lookResult{at: at, found: found, more: more}
+	p.found = found
+	p.last = lookResult{at: at, found: len(events), more: more}
+}
+
+// inSight says that the last look found the event undelivered in its table.
+func (p *poller) inSight(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, ok := p.found[id]
+	return ok
 }
 
 // resize adapts the next look to the weight of this one.

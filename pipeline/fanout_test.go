@@ -1,0 +1,409 @@
+package pipeline
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+)
+
+// fanBench is a fanOut over fakes.
+type fanBench struct {
+	*fanOut
+	store  *pipelineStore
+	slots  *fakeSlots
+	obs    *fanRecorder
+	book   *logBook
+	router *router
+}
+
+type fanRecorder struct {
+	recorder
+	fanned   []FanOutStats
+	captured map[string]int
+}
+
+func (r *fanRecorder) FannedOut(s FanOutStats) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fanned = append(r.fanned, s)
+}
+
+func (r *fanRecorder) Captured(via string, n int, _ time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.captured == nil {
+		r.captured = map[string]int{}
+	}
+	r.captured[via] += n
+}
+
+func newFanBench(t *testing.T, free map[string]int, handlers ...Handler) *fanBench {
+	t.Helper()
+	b := &fanBench{store: newPipelineStore(), slots: newFakeSlots(free), obs: &fanRecorder{}, book: &logBook{}}
+	b.router = routerOf(t, handlers...)
+	b.router.newID = newRowID
+	var ps problems
+	p := &plan{
+		Config: Config{Source: "test", Store: b.store, Observer: b.obs, Logger: slog.New(slog.NewTextHandler(b.book, nil)),
+			Lease: time.Minute, Owner: "me"},
+		registry: newRegistry(handlers, time.Minute, &ps),
+	}
+	b.fanOut = newFanOut(p, b.slots)
+	b.inSight = func(string) bool { return true }
+	return b
+}
+
+// eventsOf makes n events of a type and puts them into the table.
+func (b *fanBench) eventsOf(t *testing.T, typ string, n int) []routed {
+	t.Helper()
+	var out []routed
+	for i := range n {
+		ev := event.Event{ID: fmt.Sprintf("%s-%03d", typ, i), Type: typ, Payload: json.RawMessage(`{}`), Date: time.Now()}
+		b.store.commit(ev)
+		r, ok := b.router.route(ev)
+		if !ok {
+			t.Fatalf("%s is not routed", ev.ID)
+		}
+		r.fan.FromLog = true
+		out = append(out, r)
+	}
+	return out
+}
+
+func (b *fanBench) deliver(t *testing.T, events []routed) {
+	t.Helper()
+	if err := b.fanOut.deliver(t.Context(), t.Context(), events, viaLog, "0/1"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ledger checks promise 1: every event of the table is marked, and has one delivery.
+func (b *fanBench) ledger(t *testing.T, deliveries int) {
+	t.Helper()
+	if n := b.store.undelivered(); n != 0 {
+		t.Errorf("%d events are undelivered", n)
+	}
+	if n := len(b.store.keys); n != deliveries {
+		t.Errorf("%d deliveries, want %d", n, deliveries)
+	}
+	b.balanced(t)
+}
+
+// balanced checks that no worker slot was lost.
+func (b *fanBench) balanced(t *testing.T) {
+	t.Helper()
+	for h, n := range b.slots.reserved {
+		if n != b.slots.released[h]+b.slots.accepts[h] {
+			t.Errorf("handler %s: %d slots reserved, %d released, %d used", h, n, b.slots.released[h], b.slots.accepts[h])
+		}
+	}
+}
+
+func TestFanOutLeasesAsManyAsThereAreFreeSlots(t *testing.T) {
+	b := newFanBench(t, map[string]int{"a": 2, "b": 100}, on("a", []string{"*"}, ""), on("b", []string{"*"}, ""), on("c", []string{"*"}, ""))
+	events := b.eventsOf(t, "x", 5)
+	// Somebody else fanned one out before, so its slot is not used.
+	b.store.find("x-003").delivered = true
+	before := time.Now()
+	b.deliver(t, events)
+	b.balanced(t)
+	if got := b.slots.accepts; got["a"] != 2 || got["b"] != 4 || got["c"] != 0 {
+		t.Errorf("accepted %v", got)
+	}
+	if got := b.slots.released; got["a"] != 0 || got["b"] != 1 {
+		t.Errorf("released %v", got)
+	}
+	if diff := cmp.Diff(map[string]int{"a": 1, "c": 1}, b.slots.woken); diff != "" {
+		t.Errorf("woken (-want +got):\n%s", diff)
+	}
+	for _, j := range b.slots.jobs {
+		row := b.store.row(j.id)
+		if row.token != j.token || row.handler != j.sub.Name || j.stored != j.sub.Name || j.ev.ID != row.ev.ID || j.claims != 1 || j.attempts != 0 {
+			t.Errorf("job %+v does not fit row %+v", j, row)
+		}
+		if j.leasedAt.Before(before) || j.leasedAt.After(row.until.Add(-time.Minute)) {
+			t.Errorf("the lease counts from %s, the row's from %s: ours must not end later", j.leasedAt, row.until.Add(-time.Minute))
+		}
+	}
+	want := FanOutStats{Via: viaLog, Events: 5, Deliveries: 12, Leased: 6, Repeated: 1, Took: b.obs.fanned[0].Took}
+	if diff := cmp.Diff([]FanOutStats{want}, b.obs.fanned); diff != "" {
+		t.Errorf("stats (-want +got):\n%s", diff)
+	}
+}
+
+func TestFanOutDoesNotLeaseOrWakeForBlockedTargets(t *testing.T) {
+	b := newFanBench(t, map[string]int{"a": 10}, on("a", []string{"*"}, ""))
+	ev := event.Event{ID: "e", Type: "x"}
+	b.store.commit(ev)
+	r, _ := b.router.route(ev)
+	b.deliver(t, []routed{r})
+	if len(b.slots.reserved) != 0 || len(b.slots.woken) != 0 || len(b.slots.jobs) != 0 {
+		t.Errorf("slots were touched: %+v", b.slots)
+	}
+	if b.obs.count(CountNullPayload) != 1 || b.book.lines("reason=null_payload") != 1 {
+		t.Errorf("not counted or not logged:\n%s", b.book)
+	}
+	b.ledger(t, 1)
+}
+
+func TestFanOutWaitsForADatabaseThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, map[string]int{"a": 10}, on("a", []string{"*"}, ""))
+		back := time.Now().Add(10 * time.Minute)
+		b.store.gate = func(context.Context, string, []string) error {
+			if time.Now().Before(back) {
+				return errAway
+			}
+			return nil
+		}
+		b.deliver(t, b.eventsOf(t, "x", 8))
+		b.ledger(t, 8)
+		if late := time.Since(back); late > 5*time.Second {
+			t.Errorf("noticed %s after the database was back", late)
+		}
+		if b.book.lines("fan-out failed") != 1 || b.book.lines("fan-out recovered") != 1 {
+			t.Errorf("a lasting failure is logged once, and its end once:\n%s", b.book)
+		}
+		if b.obs.count(CountFanOutRetry) == 0 || b.obs.count(CountSetAside)+b.obs.count(CountQuarantined) != 0 {
+			t.Errorf("counts %v", b.obs.counts)
+		}
+		// Only the first try may hold worker slots.
+		if got := b.slots.reserved["a"]; got != 8 {
+			t.Errorf("%d slots reserved over all tries, want 8", got)
+		}
+	})
+}
+
+func TestQ25_ARefusedRowIsIsolatedByHalving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, map[string]int{"a": 1000}, on("a", []string{"*"}, ""))
+		events := b.eventsOf(t, "x", 256)
+		b.store.refused["x-077"], b.store.refused["x-200"] = true, true
+		b.deliver(t, events)
+		if diff := cmp.Diff([]string{"x-077", "x-200"}, b.store.quarantine); diff != "" {
+			t.Errorf("quarantined (-want +got):\n%s", diff)
+		}
+		b.ledger(t, 254)
+		if n := b.store.noted("fanout"); n > 1+2*2*8 {
+			t.Errorf("%d statements for 2 bad rows of 256", n)
+		}
+		if b.obs.count(CountQuarantined) != 2 || b.obs.count(CountFanOutRetry) != 0 {
+			t.Errorf("counts %v", b.obs.counts)
+		}
+		if b.book.lines("event=x-077") != 1 {
+			t.Errorf("the log does not name the bad row once:\n%s", b.book)
+		}
+	})
+}
+
+func TestFanOutSetsAsideWhatIsRefusedInEveryForm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, nil, on("a", []string{"*"}, ""))
+		events := b.eventsOf(t, "x", 16)
+		b.store.hopeless["x-005"] = true
+		b.deliver(t, events)
+		if n := b.store.undelivered(); n != 1 {
+			t.Errorf("%d undelivered, want the bad one", n)
+		}
+		if diff := cmp.Diff([]string{"x-005"}, b.aside.skip(time.Now())); diff != "" {
+			t.Errorf("set aside (-want +got):\n%s", diff)
+		}
+		if b.obs.count(CountSetAside) != 1 || b.book.lines("event=x-005") != 1 {
+			t.Errorf("not counted or not logged:\n%s", b.book)
+		}
+		time.Sleep(asideFirst)
+		if len(b.aside.skip(time.Now())) != 0 {
+			t.Error("its time never comes again")
+		}
+	})
+}
+
+// trickle keeps fanning out single events, as the poller does beside the log.
+func (b *fanBench) trickle(ctx context.Context, t *testing.T) {
+	events := b.eventsOf(t, "other", 500)
+	go func() {
+		for i := range events {
+			if !sleep(ctx, 10*time.Second) || b.fanOut.deliver(ctx, ctx, events[i:i+1], viaPoll, "") != nil {
+				return
+			}
+		}
+	}()
+}
+
+// A session that holds the lock of one row must hold up that row only.
+func TestFanOutALockedRowHoldsUpNothingElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, map[string]int{"a": 1000}, on("a", []string{"*"}, ""))
+		events := b.eventsOf(t, "x", 64)
+		b.store.gate = func(ctx context.Context, op string, ids []string) error {
+			if op != "look" && slices.Contains(ids, "x-033") {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		b.deliver(t, events)
+		if diff := cmp.Diff([]string{"x-033"}, b.aside.skip(time.Now())); diff != "" {
+			t.Errorf("set aside (-want +got):\n%s", diff)
+		}
+		if n := len(b.store.keys); n != 63 {
+			t.Errorf("%d deliveries, want 63", n)
+		}
+		if len(b.store.quarantine) != 0 {
+			t.Errorf("an event that is only locked was quarantined")
+		}
+		b.balanced(t)
+	})
+}
+
+// The log may be the only record of an event whose row the poller cannot see.
+func TestFanOutNeverGivesUpAnEventThatOnlyTheLogHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, nil, on("a", []string{"*"}, ""))
+		b.inSight = func(string) bool { return false }
+		ok := time.Now().Add(30 * time.Minute)
+		b.store.gate = func(_ context.Context, _ string, ids []string) error {
+			if slices.Contains(ids, "x-001") && time.Now().Before(ok) {
+				return errAway
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		b.trickle(ctx, t)
+		b.deliver(t, b.eventsOf(t, "x", 3))
+		if time.Now().Before(ok) || b.obs.count(CountSetAside) != 0 {
+			t.Error("the event was given up")
+		}
+		if _, done := b.store.keys["x-001\x00a"]; !done {
+			t.Error("the event was not delivered in the end")
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// A read-only or full database answers every question and takes no row: nothing
+// may be given up, however long it lasts.
+func TestFanOutThatNothingGetsThroughIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, nil, on("a", []string{"*"}, ""))
+		free := time.Now().Add(time.Hour)
+		b.store.gate = func(context.Context, string, []string) error {
+			if time.Now().Before(free) {
+				return errAway
+			}
+			return nil
+		}
+		b.deliver(t, b.eventsOf(t, "x", 40))
+		b.ledger(t, 40)
+		if b.obs.count(CountSetAside) != 0 {
+			t.Error("events were set aside although nothing worked")
+		}
+	})
+}
+
+// The statement commits, and the answer is lost: nothing is lost or doubled, and
+// the deliveries do not wait for the end of a lease that nobody knows of.
+func TestFanOutWhoseAnswerIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, map[string]int{"a": 3}, on("a", []string{"*"}, ""))
+		first := true
+		b.store.lost = func(context.Context, string, []string) error {
+			if first {
+				first = false
+				return errAway
+			}
+			return nil
+		}
+		b.deliver(t, b.eventsOf(t, "x", 5))
+		b.ledger(t, 5)
+		if len(b.slots.jobs) != 0 {
+			t.Errorf("%d jobs run on leases whose grant was never heard", len(b.slots.jobs))
+		}
+		claimed, err := b.store.Claim(t.Context(), delivery.Lease{For: time.Minute}, []delivery.Claim{{Handler: "a", Names: []string{"a"}, Limit: 10}})
+		if err != nil || len(claimed.Claimed) != 5 {
+			t.Errorf("%d of 5 are due at once, %v", len(claimed.Claimed), err)
+		}
+		for _, c := range claimed.Claimed {
+			if c.Claims != 1 {
+				t.Errorf("delivery of %s was claimed %d times, the lost one must not count", c.Event.ID, c.Claims)
+			}
+		}
+		if b.slots.woken["a"] == 0 {
+			t.Error("nobody was woken")
+		}
+	})
+}
+
+func TestFanOutPositionGoesWithTheLastStatement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, nil, on("a", []string{"*"}, ""))
+		b.store.refused["x-000"] = true
+		b.deliver(t, b.eventsOf(t, "x", 8))
+		var at []cdc.Position
+		for _, batch := range b.store.batches {
+			at = append(at, batch.Position)
+		}
+		if diff := cmp.Diff([]cdc.Position{"", "", "0/1"}, at); diff != "" {
+			t.Errorf("positions (-want +got):\n%s", diff)
+		}
+		for _, batch := range b.store.batches {
+			if batch.Source != "test" || batch.Lease.Owner != "me" || batch.Lease.For != time.Minute {
+				t.Errorf("batch of %q with lease %+v", batch.Source, batch.Lease)
+			}
+		}
+	})
+}
+
+func TestFanOutStopsTryingWhenThePipelineStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, map[string]int{"a": 9}, on("a", []string{"*"}, ""))
+		b.store.gate = func(context.Context, string, []string) error { return errAway }
+		run, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		if err := b.fanOut.deliver(run, t.Context(), b.eventsOf(t, "x", 4), viaLog, "0/1"); err == nil {
+			t.Error("no error, so the position would be acknowledged")
+		}
+		b.balanced(t)
+	})
+}
+
+func TestAsideWaitsLongerEachTime(t *testing.T) {
+	var a aside
+	now := time.Now()
+	for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+		a.put("e", now)
+		if len(a.skip(now.Add(want*time.Minute-1))) != 1 || len(a.skip(now.Add(want*time.Minute))) != 0 {
+			t.Errorf("time %d: want %d minutes", i+1, want)
+		}
+		now = now.Add(want * time.Minute)
+	}
+}
+
+func TestAsideIsBounded(t *testing.T) {
+	var a aside
+	now := time.Now()
+	for i := range asideLimit {
+		if !a.put(fmt.Sprint(i), now) {
+			t.Fatalf("full after %d", i)
+		}
+	}
+	if a.put("one more", now) {
+		t.Error("no bound")
+	}
+	if !a.put("one more", now.Add(asideFirst)) {
+		t.Error("room of events whose time is over is not used")
+	}
+}

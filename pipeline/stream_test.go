@@ -1,0 +1,431 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+)
+
+var eventTable = &cdc.Relation{Schema: "eventlog", Table: "events", Columns: []cdc.Column{{Name: "id"}, {Name: "type"}, {Name: "payload"}}}
+
+// row is a row image of the event table; an id of "" is null.
+func row(id, typ string) cdc.Record {
+	v := func(s string) cdc.Value { return cdc.Value{Data: []byte(s), Null: s == ""} }
+	return cdc.Record{Relation: eventTable, Values: []cdc.Value{v(id), v(typ), v(`{}`)}}
+}
+
+type codedError struct{ code, msg string }
+
+func (e codedError) Error() string { return e.msg }
+func (e codedError) Code() string  { return e.code }
+
+func decodeRow(r cdc.Record) (event.Event, error) {
+	id, _ := r.Value("id")
+	typ, _ := r.Value("type")
+	payload, _ := r.Value("payload")
+	if id.Null {
+		return event.Event{}, codedError{"null_id", "column id is null"}
+	}
+	return event.Event{ID: string(id.Data), Type: string(typ.Data), Payload: payload.Data}, nil
+}
+
+// ackSource notes what is acknowledged.
+type ackSource struct {
+	silentSource
+	mu    sync.Mutex
+	acks  []cdc.Position
+	after func() // called at each Ack
+}
+
+func (s *ackSource) Ack(pos cdc.Position) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.acks = append(s.acks, pos)
+	if s.after != nil {
+		s.after()
+	}
+}
+
+func (s *ackSource) acked() []cdc.Position {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]cdc.Position(nil), s.acks...)
+}
+
+// streamBench is a stream over fakes that runs until the test ends.
+type streamBench struct {
+	*fanBench
+	s      *stream
+	source *ackSource
+	stop   context.CancelFunc
+	cut    context.CancelFunc
+	done   chan struct{}
+	gaps   atomic.Int32
+}
+
+func newStreamBench(t *testing.T, limits FanOutConfig, triggers ...Trigger) *streamBench {
+	t.Helper()
+	b := &streamBench{fanBench: newFanBench(t, nil, on("a", []string{"*"}, "")), source: &ackSource{}, done: make(chan struct{})}
+	c := Config{Source: "test", Store: b.store, Log: b.source, Table: "eventlog.events", Decode: decodeRow, Triggers: triggers,
+		FanOut: limits, Handlers: []Handler{on("a", []string{"*"}, "")}, Observer: b.obs, Logger: slog.New(slog.NewTextHandler(b.book, nil))}
+	plan, err := c.prepare()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.s = newStream(plan, newFanOutTrigger(plan, b.router, b.fanOut), func() { b.gaps.Add(1) })
+	return b
+}
+
+// launch runs the stream inside a bubble.
+func (b *streamBench) launch(t *testing.T) {
+	run, stop := context.WithCancel(t.Context())
+	work, cut := context.WithCancel(context.WithoutCancel(run))
+	b.stop, b.cut = stop, cut
+	go func() {
+		defer close(b.done)
+		_ = b.s.run(run, work)
+	}()
+	t.Cleanup(b.halt)
+}
+
+func (b *streamBench) halt() {
+	b.stop()
+	<-b.done
+	b.cut()
+}
+
+func tx(pos string, ids ...string) cdc.Transaction {
+	t := cdc.Transaction{Position: cdc.Position(pos), CommitTime: time.Now()}
+	for _, id := range ids {
+		t.Records = append(t.Records, row(id, "x"))
+	}
+	return t
+}
+
+func (b *streamBench) sizes() []int {
+	var sizes []int
+	for _, batch := range b.store.batches {
+		sizes = append(sizes, len(batch.Fans))
+	}
+	return sizes
+}
+
+// An idle stream handles a transaction at once, a busy one gathers the next batch
+// meanwhile: no timer is involved, so in a bubble no time passes.
+func TestStreamBatchesWithoutATimer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{})
+		hold := make(chan struct{})
+		b.store.gate = func(context.Context, string, []string) error { <-hold; return nil }
+		start := time.Now()
+		b.launch(t)
+		b.s.in <- tx("0/1", "1")
+		synctest.Wait()
+		for i := 2; i <= 11; i++ {
+			b.s.in <- tx(fmt.Sprintf("0/%d", i), fmt.Sprint(i))
+		}
+		synctest.Wait()
+		close(hold)
+		synctest.Wait()
+		if diff := cmp.Diff([]int{1, 10}, b.sizes()); diff != "" {
+			t.Errorf("batches (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]cdc.Position{"0/1", "0/11"}, b.source.acked()); diff != "" {
+			t.Errorf("acks (-want +got):\n%s", diff)
+		}
+		if d := time.Since(start); d != 0 {
+			t.Errorf("it took %s of waiting", d)
+		}
+		if b.obs.captured[viaLog] != 11 {
+			t.Errorf("captured %v", b.obs.captured)
+		}
+	})
+}
+
+func TestStreamMemoryIsBounded(t *testing.T) {
+	for name, limits := range map[string]FanOutConfig{
+		"by events": {BatchEvents: 10},
+		"by bytes":  {BatchBytes: 10 * len("0x{}")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newStreamBench(t, limits)
+				hold := make(chan struct{})
+				b.store.gate = func(context.Context, string, []string) error { <-hold; return nil }
+				b.launch(t)
+				sent := make(chan int, 1)
+				ctx, cancel := context.WithCancel(t.Context())
+				go func() {
+					n := 0
+					for ; n < 1000; n++ {
+						select {
+						case b.s.in <- tx(fmt.Sprintf("0/%d", n+1), fmt.Sprint(n%10)):
+						case <-ctx.Done():
+							sent <- n
+							return
+						}
+					}
+					sent <- n
+				}()
+				synctest.Wait()
+				cancel()
+				// One batch in flight, one building, the channel, and one in the hand.
+				if n := <-sent; n > 10+10+channelLength+1 {
+					t.Errorf("%d transactions were taken while nothing moved", n)
+				}
+				close(hold)
+				synctest.Wait()
+				for _, n := range b.sizes() {
+					if n > 10 {
+						t.Errorf("a batch of %d", n)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestStreamNeverConfirmsInsideATransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{BatchEvents: 2})
+		b.launch(t)
+		part := tx("", "2", "3", "4")
+		part.Partial = true
+		b.s.in <- tx("0/1", "1")
+		b.s.in <- part
+		synctest.Wait()
+		if diff := cmp.Diff([]cdc.Position{"0/1"}, b.source.acked()); diff != "" {
+			t.Errorf("acks inside the transaction (-want +got):\n%s", diff)
+		}
+		b.s.in <- tx("0/2", "5")
+		synctest.Wait()
+		if diff := cmp.Diff([]cdc.Position{"0/1", "0/2"}, b.source.acked()); diff != "" {
+			t.Errorf("acks (-want +got):\n%s", diff)
+		}
+		if len(b.store.keys) != 5 {
+			t.Errorf("%d deliveries, want 5", len(b.store.keys))
+		}
+	})
+}
+
+func TestStreamConfirmsTransactionsWithoutRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{})
+		b.launch(t)
+		b.s.in <- tx("0/1")
+		synctest.Wait()
+		if diff := cmp.Diff([]cdc.Position{"0/1"}, b.source.acked()); diff != "" || b.store.noted("fanout") != 0 {
+			t.Errorf("acks (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// The position waits for every trigger; a trigger that has succeeded is not
+// called again, and one that fails gets the same records.
+func TestTriggerFailureRetriesOnlyThatTrigger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls []string
+		fails := 3
+		failing := Trigger{Name: "flaky", Table: "eventlog.events", When: "record.id != '2'",
+			OnRecordCreated: func(_ context.Context, rs []RecordCreated) error {
+				var ids []string
+				for _, r := range rs {
+					id, _ := r.Record.Value("id")
+					ids = append(ids, string(id.Data))
+				}
+				calls = append(calls, strings.Join(ids, ","))
+				if fails--; fails == 0 {
+					panic("boom")
+				}
+				if fails > 0 {
+					return errors.New("not now")
+				}
+				return nil
+			}}
+		other := 0
+		b := newStreamBench(t, FanOutConfig{},
+			Trigger{Name: "other", Table: "eventlog.events", OnRecordCreated: func(_ context.Context, rs []RecordCreated) error {
+				other += len(rs)
+				return nil
+			}},
+			failing,
+			Trigger{Name: "elsewhere", Table: "shop.orders", OnRecordCreated: func(context.Context, []RecordCreated) error {
+				t.Error("called for another table")
+				return nil
+			}})
+		b.launch(t)
+		b.s.in <- tx("0/1", "1", "2", "3")
+		synctest.Wait()
+		if len(b.source.acked()) != 0 {
+			t.Error("acknowledged before every trigger had succeeded")
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"1,3", "1,3", "1,3", "1,3"}, calls); diff != "" {
+			t.Errorf("calls (-want +got):\n%s", diff)
+		}
+		if other != 3 || b.store.noted("fanout") != 1 {
+			t.Errorf("other triggers were called again: %d records, %d fan-outs", other, b.store.noted("fanout"))
+		}
+		if diff := cmp.Diff([]cdc.Position{"0/1"}, b.source.acked()); diff != "" {
+			t.Errorf("acks (-want +got):\n%s", diff)
+		}
+		if b.obs.count(CountTriggerRetry) != 3 || b.book.lines("trigger flaky failed") != 1 || b.book.lines("trigger flaky recovered") != 1 {
+			t.Errorf("counts %v, log:\n%s", b.obs.counts, b.book)
+		}
+	})
+}
+
+func TestTriggerConditionWithoutAnswerHandsTheRecordOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []RecordCreated
+		b := newStreamBench(t, FanOutConfig{}, Trigger{Name: "t", Table: "eventlog.events", When: "record.nope == 'x'",
+			OnRecordCreated: func(_ context.Context, rs []RecordCreated) error { got = append(got, rs...); return nil }})
+		b.launch(t)
+		b.s.in <- tx("0/1", "1")
+		synctest.Wait()
+		if len(got) != 1 || got[0].ConditionError == nil || got[0].CommitTime.IsZero() {
+			t.Errorf("got %+v", got)
+		}
+		if b.obs.count(CountConditionError) != 1 || b.book.lines("trigger=t") != 1 {
+			t.Errorf("not counted or logged:\n%s", b.book)
+		}
+	})
+}
+
+func TestGapIsRecordedThenAcknowledgedThenSwept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{})
+		away := time.Now().Add(time.Minute)
+		b.store.gate = func(_ context.Context, op string, _ []string) error {
+			if op == "gap" && time.Now().Before(away) {
+				return errAway
+			}
+			return nil
+		}
+		b.source.after = func() {
+			if len(b.source.acks) == 1 && (len(b.store.gaps) != 1 || b.gaps.Load() != 0) {
+				t.Error("the gap was acknowledged before it was recorded, or after it was swept")
+			}
+		}
+		b.launch(t)
+		b.s.in <- tx("0/1", "1")
+		b.s.in <- cdc.Transaction{Gap: &cdc.Gap{Reason: "slot_lost", From: "0/1", To: "0/9"}, Position: "0/9"}
+		b.s.in <- tx("0/10", "10")
+		synctest.Wait()
+		if acks := b.source.acked(); len(acks) != 0 || b.gaps.Load() != 0 {
+			t.Errorf("acknowledged %v while the gap is not recorded", acks)
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if diff := cmp.Diff([]cdc.Position{"0/9", "0/10"}, b.source.acked()); diff != "" || b.gaps.Load() != 1 {
+			t.Errorf("acks (-want +got):\n%s; %d sweeps", diff, b.gaps.Load())
+		}
+		if b.book.lines("reason=slot_lost") != 1 || b.obs.count(CountGap) != 1 {
+			t.Errorf("not logged once:\n%s", b.book)
+		}
+	})
+}
+
+func TestBadRowsStopNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{})
+		b.launch(t)
+		foreign := cdc.Record{Relation: &cdc.Relation{Schema: "shop", Table: "orders"}}
+		b.s.in <- cdc.Transaction{Position: "0/1", Records: []cdc.Record{row("", "x"), row("1", ""), row("2", "x"), foreign, row("", "y"), row("3", "x")}}
+		synctest.Wait()
+		if len(b.store.keys) != 2 {
+			t.Errorf("%d deliveries, want 2", len(b.store.keys))
+		}
+		if b.obs.count(CountRowError) != 2 || b.obs.count(CountSentinel) != 1 || b.obs.count(CountForeignRow) != 1 {
+			t.Errorf("counts %v", b.obs.counts)
+		}
+		for _, want := range []string{"reason=null_id", "table=eventlog.events", "up_to_position=0/1", "table=shop.orders"} {
+			if b.book.lines(want) != 1 {
+				t.Errorf("the log does not say %q once:\n%s", want, b.book)
+			}
+		}
+		// The same again is counted, and not logged for a while.
+		b.s.in <- tx("0/2", "")
+		synctest.Wait()
+		if b.obs.count(CountRowError) != 3 || b.book.lines("reason=null_id") != 1 {
+			t.Errorf("log:\n%s", b.book)
+		}
+		if diff := cmp.Diff([]cdc.Position{"0/1", "0/2"}, b.source.acked()); diff != "" {
+			t.Errorf("acks (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Between two runs of the source nothing is in flight.
+func TestCalmWaitsForEverythingHandedOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{BatchEvents: 3})
+		hold := make(chan struct{})
+		b.store.gate = func(context.Context, string, []string) error { <-hold; return nil }
+		b.launch(t)
+		for i := 1; i <= 20; i++ {
+			b.s.in <- tx(fmt.Sprintf("0/%d", i), fmt.Sprint(i))
+		}
+		calm := make(chan []cdc.Position, 1)
+		go func() {
+			b.s.calm(t.Context())
+			calm <- b.source.acked()
+		}()
+		synctest.Wait()
+		if len(calm) != 0 {
+			t.Fatal("calm before anything was done")
+		}
+		close(hold)
+		acked := <-calm
+		if acked[len(acked)-1] != "0/20" {
+			t.Errorf("calm at %v", acked)
+		}
+	})
+}
+
+func TestStopFinishesAndAcknowledgesWhatIsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{})
+		hold := make(chan struct{})
+		b.store.gate = func(context.Context, string, []string) error { <-hold; return nil }
+		b.launch(t)
+		b.s.in <- tx("0/1", "1")
+		synctest.Wait()
+		b.s.in <- tx("0/2", "2") // building
+		synctest.Wait()
+		b.stop()
+		synctest.Wait()
+		close(hold)
+		<-b.done
+		if diff := cmp.Diff([]cdc.Position{"0/1"}, b.source.acked()); diff != "" {
+			t.Errorf("acks (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestStopDoesNotAcknowledgeWhatFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{}, Trigger{Name: "t", Table: "eventlog.events",
+			OnRecordCreated: func(context.Context, []RecordCreated) error { return errors.New("no") }})
+		b.launch(t)
+		b.s.in <- tx("0/1", "1")
+		time.Sleep(time.Minute)
+		b.halt()
+		if acks := b.source.acked(); len(acks) != 0 {
+			t.Errorf("acknowledged %v", acks)
+		}
+	})
+}

@@ -1,0 +1,323 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+)
+
+var (
+	errAway   = errors.New("the database is away")
+	errBadRow = errors.New("the row is refused")
+)
+
+// pipelineStore is a whole [Store] in memory: fakeStore's deliveries behind an
+// event table.
+type pipelineStore struct {
+	*fakeStore
+
+	// gate runs before a statement takes effect, lost after it has: an error of
+	// either is what the caller gets. ids are the events of the statement.
+	gate, lost func(ctx context.Context, op string, ids []string) error
+	// refused are events that the database refuses, hopeless those that it refuses
+	// in every form, markless those whose mark does not stick.
+	refused, hopeless, markless map[string]bool
+
+	tmu   sync.Mutex
+	table []*tableRow
+	keys  map[string]uuid.UUID // event and handler to delivery
+	calls []string
+	skips [][]string
+	gaps  []cdc.Gap
+	// closed counts CloseGaps.
+	closed     int
+	quarantine []string
+	batches    []delivery.FanOut
+	paused     map[string]delivery.Pause
+}
+
+type tableRow struct {
+	ev        event.Event
+	delivered bool
+}
+
+func newPipelineStore() *pipelineStore {
+	return &pipelineStore{
+		fakeStore: newFakeStore(), keys: map[string]uuid.UUID{},
+		refused: map[string]bool{}, hopeless: map[string]bool{}, markless: map[string]bool{},
+	}
+}
+
+// commit adds events to the table.
+func (s *pipelineStore) commit(events ...event.Event) {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	for _, ev := range events {
+		s.table = append(s.table, &tableRow{ev: ev})
+	}
+}
+
+// undelivered counts events that are not marked.
+func (s *pipelineStore) undelivered() int {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	n := 0
+	for _, r := range s.table {
+		if !r.delivered {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *pipelineStore) note(op string) {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	s.calls = append(s.calls, op)
+}
+
+// noted counts the calls of an operation.
+func (s *pipelineStore) noted(op string) int {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	n := 0
+	for _, c := range s.calls {
+		if c == op {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *pipelineStore) enter(ctx context.Context, op string, ids []string) error {
+	s.note(op)
+	if s.gate != nil {
+		if err := s.gate(ctx, op, ids); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+func (s *pipelineStore) leave(ctx context.Context, op string, ids []string) error {
+	if s.lost != nil {
+		return s.lost(ctx, op, ids)
+	}
+	return nil
+}
+
+func (s *pipelineStore) Rejected(err error) bool {
+	return errors.Is(err, errBadRow) || s.fakeStore.Rejected(err)
+}
+
+func (s *pipelineStore) FanOut(ctx context.Context, b delivery.FanOut) (delivery.FanOutResult, error) {
+	var ids []string
+	for _, f := range b.Fans {
+		ids = append(ids, f.Event.ID)
+	}
+	if err := s.enter(ctx, "fanout", ids); err != nil {
+		return delivery.FanOutResult{}, err
+	}
+	for _, id := range ids {
+		if s.refused[id] || s.hopeless[id] {
+			return delivery.FanOutResult{}, errBadRow
+		}
+	}
+	result := s.fan(b)
+	return result, s.leave(ctx, "fanout", ids)
+}
+
+func (s *pipelineStore) fan(b delivery.FanOut) delivery.FanOutResult {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	s.fakeStore.mu.Lock()
+	defer s.fakeStore.mu.Unlock()
+	// A caller may go on to use its batch.
+	kept := b
+	kept.Fans = slices.Clone(b.Fans)
+	for i := range kept.Fans {
+		kept.Fans[i].Targets = slices.Clone(kept.Fans[i].Targets)
+	}
+	s.batches = append(s.batches, kept)
+	var result delivery.FanOutResult
+	for i, f := range b.Fans {
+		row := s.find(f.Event.ID)
+		switch {
+		case row == nil && f.FromLog:
+			result.Absent++
+		case row == nil || row.delivered:
+			result.Repeated++
+			continue
+		default:
+			row.delivered = !s.markless[f.Event.ID]
+			result.Fresh++
+		}
+		for j, t := range f.Targets {
+			key := f.Event.ID + "\x00" + t.Handler
+			if _, ok := s.keys[key]; ok {
+				continue
+			}
+			s.keys[key] = t.ID
+			r := &fakeRow{id: t.ID, handler: t.Handler, ev: f.Event, state: delivery.Pending, due: time.Now()}
+			switch {
+			case t.Blocked != "":
+				r.state, r.reason = delivery.Blocked, t.Blocked
+			case t.Lease:
+				r.lease(b.Lease.Token, b.Lease.For)
+			}
+			s.fakeStore.rows[t.ID] = r
+			result.Created = append(result.Created, delivery.Created{Fan: i, Target: j, Leased: t.Lease && t.Blocked == ""})
+		}
+	}
+	return result
+}
+
+func (s *pipelineStore) find(id string) *tableRow {
+	for _, r := range s.table {
+		if r.ev.ID == id {
+			return r
+		}
+	}
+	return nil
+}
+
+func (s *pipelineStore) Quarantine(ctx context.Context, f delivery.Fan, _ error) error {
+	if err := s.enter(ctx, "quarantine", []string{f.Event.ID}); err != nil {
+		return err
+	}
+	if s.hopeless[f.Event.ID] {
+		return errBadRow
+	}
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	s.quarantine = append(s.quarantine, f.Event.ID)
+	if r := s.find(f.Event.ID); r != nil {
+		r.delivered = true
+	}
+	return nil
+}
+
+func (s *pipelineStore) Undelivered(ctx context.Context, q delivery.Undelivered) ([]event.Event, error) {
+	if err := s.enter(ctx, "look", nil); err != nil {
+		return nil, err
+	}
+	m := matcher{Match: q.Types, exact: map[string]struct{}{}}
+	for _, t := range q.Types.Exact {
+		m.exact[t] = struct{}{}
+	}
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	s.skips = append(s.skips, q.Skip)
+	var out []event.Event
+	for _, r := range s.table {
+		if !r.delivered && m.matches(r.ev.Type) && !slices.Contains(q.Skip, r.ev.ID) {
+			out = append(out, r.ev)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b event.Event) int { return cmp.Compare(a.Date.UnixNano(), b.Date.UnixNano()) })
+	return out[:min(len(out), q.Limit)], nil
+}
+
+func (s *pipelineStore) SyncHandlers(ctx context.Context, _ string, _ []delivery.Handler) (map[string]delivery.Pause, error) {
+	if err := s.enter(ctx, "sync", nil); err != nil {
+		return nil, err
+	}
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	return s.paused, nil
+}
+
+func (s *pipelineStore) BlockOrphans(ctx context.Context, _ time.Duration) (int, error) {
+	return 0, s.enter(ctx, "orphans", nil)
+}
+
+func (s *pipelineStore) Unblock(ctx context.Context, _ []string) (int, error) {
+	return 0, s.enter(ctx, "unblock", nil)
+}
+
+func (s *pipelineStore) RecordGap(ctx context.Context, _ string, gap cdc.Gap) error {
+	if err := s.enter(ctx, "gap", nil); err != nil {
+		return err
+	}
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	s.gaps = append(s.gaps, gap)
+	return nil
+}
+
+func (s *pipelineStore) CloseGaps(ctx context.Context, _ string) error {
+	if err := s.enter(ctx, "close", nil); err != nil {
+		return err
+	}
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	s.closed++
+	return nil
+}
+
+var _ Store = (*pipelineStore)(nil)
+
+// fakeSlots records what fan-out asks of handling.
+type fakeSlots struct {
+	mu                          sync.Mutex
+	free                        map[string]int
+	reserved, released, accepts map[string]int
+	jobs                        []job
+	woken                       map[string]int
+	paused                      map[string]delivery.Pause
+}
+
+func newFakeSlots(free map[string]int) *fakeSlots {
+	if free == nil {
+		free = map[string]int{}
+	}
+	return &fakeSlots{free: free, reserved: map[string]int{}, released: map[string]int{}, accepts: map[string]int{}, woken: map[string]int{}}
+}
+
+func (s *fakeSlots) reserve(handler string, want int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got := min(want, s.free[handler])
+	s.free[handler] -= got
+	s.reserved[handler] += got
+	return got
+}
+
+func (s *fakeSlots) release(handler string, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free[handler] += n
+	s.released[handler] += n
+}
+
+func (s *fakeSlots) accept(jobs []job) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.jobs = append(s.jobs, jobs...)
+	for _, j := range jobs {
+		s.accepts[j.sub.Name]++
+	}
+}
+
+func (s *fakeSlots) wake(handler string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.woken[handler]++
+}
+
+func (s *fakeSlots) setPaused(p map[string]delivery.Pause) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paused = p
+}
+
+func (s *fakeSlots) health() handlingHealth { return handlingHealth{} }
