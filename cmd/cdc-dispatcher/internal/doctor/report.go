@@ -1,0 +1,59 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// mark is the sign of a status in the text form.
+func (s Status) mark() string {
+	switch s {
+	case OK:
+		return "✓"
+	case Warn:
+		return "!"
+	case Fail:
+		return "✗"
+	}
+	return "-"
+}
+
+// WriteText writes the report for people: one line per check, under a finding what to run,
+// and a summary.
+func (r Report) WriteText(w io.Writer) error {
+	width := 0
+	for _, res := range r.Results {
+		width = max(width, len(res.Name))
+	}
+	indent := strings.Repeat(" ", width+len("✗ CD2001  ")-1)
+	var b strings.Builder
+	for _, res := range r.Results {
+		fmt.Fprintf(&b, "%s %s  %-*s%s", res.Status.mark(), res.Code, width+2, res.Name, res.Message)
+		if res.Value != "" {
+			fmt.Fprintf(&b, " (%s)", res.Value)
+		}
+		b.WriteByte('\n')
+		for _, statement := range res.Fix {
+			fmt.Fprintf(&b, "%s  run   %s;\n", indent, statement)
+		}
+		if res.Hint != "" {
+			fmt.Fprintf(&b, "%s  note  %s\n", indent, res.Hint)
+		}
+	}
+	fmt.Fprintf(&b, "\n%d ok, %d to look at, %d failed, %d not checked\n", r.Count(OK), r.Count(Warn), r.Count(Fail), r.Count(Skipped))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteJSON writes the report for programs: the worst status and all checks.
+func (r Report) WriteJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(struct {
+		Worst Status `json:"status"`
+		Report
+	}{r.Worst(), r})
+}
