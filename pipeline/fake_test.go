@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"maps"
@@ -31,6 +32,7 @@ type fakeStore struct {
 	bad func(delivery.Outcome) bool
 
 	mu    sync.Mutex
+	ids   uint64
 	rows  map[uuid.UUID]*fakeRow
 	calls map[string]int
 	// largest is the largest number of items in one statement, by op.
@@ -67,12 +69,18 @@ func (s *fakeStore) insert(handler string, n int) []uuid.UUID {
 	ids := make([]uuid.UUID, n)
 	for i := range ids {
 		r := &fakeRow{
-			id: uuid.New(), handler: handler, state: delivery.Pending, due: time.Now(),
-			ev: event.Event{ID: uuid.NewString(), Type: "t", Payload: []byte(`{}`), Date: time.Now()},
+			id: s.newID(), handler: handler, state: delivery.Pending, due: time.Now(),
+			ev: event.Event{ID: s.newID().String(), Type: "t", Payload: []byte(`{}`), Date: time.Now()},
 		}
 		s.rows[r.id], ids[i] = r, r.id
 	}
 	return ids
+}
+
+func (s *fakeStore) newID() (id uuid.UUID) {
+	s.ids++
+	binary.BigEndian.PutUint64(id[8:], s.ids)
+	return id
 }
 
 // lease does what a fan-out with reserved slots does.
@@ -84,7 +92,7 @@ func (s *fakeStore) lease(sub *subscriber, n int, lease time.Duration) []job {
 	jobs := make([]job, n)
 	for i, id := range ids {
 		r := s.rows[id]
-		r.lease(uuid.New(), lease)
+		r.lease(s.newID(), lease)
 		jobs[i] = job{id: id, token: r.token, sub: sub, stored: r.handler, ev: r.ev, claims: 1, leasedAt: at}
 	}
 	return jobs

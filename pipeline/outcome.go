@@ -126,9 +126,12 @@ func interrupted(err error, class event.Class, cause error) bool {
 	return class == event.ClassRetry || errors.Is(err, context.Canceled)
 }
 
-// secretish finds what must not get into a table: user information in URLs,
-// and values that follow a word for a secret.
-var secretish = regexp.MustCompile(`(?i)(://)[^/\s@]+@|((?:password|passwd|pwd|secret|token|api[_-]?key|authorization)["']?\s*[=:]\s*["']?(?:(?:bearer|basic)\s+)?)[^\s"',;&]+|(bearer\s+)[^\s"',;&]+`)
+// userInfo and secretish find what must not get into a table: user information
+// in URLs, and values that follow a word for a secret.
+var (
+	userInfo  = regexp.MustCompile(`://[^/\s@]+@`)
+	secretish = regexp.MustCompile(`(?i)((?:password|passwd|pwd|secret|token|api[_-]?key|authorization)["']?\s*[=:]\s*["']?(?:(?:bearer|basic)\s+)?)[^\s"',;&]+|(bearer\s+)[^\s"',;&]+`)
+)
 
 // redact removes credentials from a message. It is a second line of defence: a
 // handler should not put them there.
@@ -137,7 +140,7 @@ func redact(s string) string {
 	if len(s) > enough {
 		s = s[:enough]
 	}
-	return secretish.ReplaceAllString(s, "${1}${2}${3}***")
+	return secretish.ReplaceAllString(userInfo.ReplaceAllString(s, "://***@"), "${1}${2}***")
 }
 
 // clip makes s fit to be stored: valid UTF-8 without NUL, at most n bytes.

@@ -29,7 +29,8 @@ const (
 // then cannot be told from stale ones, and are counted as unknown instead.
 type writer struct {
 	h *handling
-	// limit is the size of the next batch: halved when a statement times out.
+	// limit is the size of the next batch. It is halved when a statement times out, and
+	// grows slowly again, because finding out that it is too large costs a time-out.
 	limit  int
 	errors pause
 }
@@ -93,7 +94,7 @@ func (w *writer) settle(ctx context.Context) (pause time.Duration) {
 	}
 	err := w.write(ctx, batch)
 	if err == nil {
-		w.limit = min(2*w.limit, maxBatch)
+		w.limit = min(w.limit+minBatch, maxBatch)
 		w.h.settles.recovered()
 		w.errors.reset()
 		return 0
@@ -256,7 +257,6 @@ func (h *handling) forget(batch []*attempt, states map[uuid.UUID]delivery.State)
 			}
 		case state.Open() && a.outcome.Delay == 0:
 			a.lane.more = true
-			h.askForMore(a.lane)
 		case state.Open():
 			h.dueAt(now.Add(a.outcome.Delay))
 		case state != delivery.Succeeded && state != delivery.Discarded:
@@ -266,6 +266,10 @@ func (h *handling) forget(batch []*attempt, states map[uuid.UUID]delivery.State)
 		}
 	}
 	h.space.Broadcast()
+	for _, l := range h.order {
+		// Outcomes that piled up may have been all that kept it from leasing more.
+		h.askForMore(l)
+	}
 	return lines
 }
 
