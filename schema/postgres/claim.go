@@ -1,0 +1,236 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+)
+
+// claimSQL leases due deliveries, and ends those that may not be tried any more.
+//
+// want has one row per stored handler name: n numbers the claim it belongs to, room is how many
+// rows the claim may lease, scan how many the statement may look at. The look is
+// ordered by the due time alone: rows that became due together, such as those of one big transaction,
+// come in any order, because sorting them would mean reading them all.
+// The CTEs are materialized, because a locking LIMIT inside a join can be run
+// more than once and then takes more rows than it says (Q9).
+const claimSQL = `
+WITH clock AS MATERIALIZED (
+    SELECT {now} AS now
+), want AS MATERIALIZED (
+    SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+        AS w (n, stored, room, scan, window_us, max_claims)
+), due AS MATERIALIZED (
+    SELECT w.n, w.room, d.id, d.next_retry_at,
+           CASE WHEN w.window_us > 0 AND d.event_date < c.now - w.window_us * interval '1 microsecond' THEN 'EXPIRED'
+                WHEN w.max_claims > 0 AND d.claims >= w.max_claims THEN 'DEAD'
+           END AS ends
+    FROM want w
+    CROSS JOIN clock c
+    CROSS JOIN LATERAL (
+        SELECT d.id, d.next_retry_at, d.event_date, COALESCE(d.claim_count, d.attempts) AS claims
+        FROM {deliveries} AS d
+        WHERE d.handler_name = w.stored
+          AND d.state IN ('PENDING', 'FAILED')
+          AND d.next_retry_at <= c.now
+          AND (d.lease_until IS NULL OR d.lease_until <= c.now)
+          AND ($10::uuid IS NULL OR d.id = $10::uuid)
+          AND d.id <> ALL ($11::text[]::uuid[])
+        ORDER BY d.next_retry_at
+        LIMIT w.scan
+        FOR UPDATE SKIP LOCKED
+    ) AS d
+), chosen AS MATERIALIZED (
+    SELECT r.* FROM (
+        SELECT due.*, row_number() OVER (PARTITION BY due.n, due.ends IS NULL ORDER BY due.next_retry_at) AS place FROM due
+    ) AS r
+    WHERE r.ends IS NOT NULL OR r.place <= r.room
+)
+UPDATE {deliveries} AS d SET
+    state = COALESCE(r.ends, d.state),
+    claim_count = COALESCE(d.claim_count, d.attempts) + CASE WHEN r.ends IS NULL THEN 1 ELSE 0 END,
+    lease_token = CASE WHEN r.ends IS NULL THEN $7::uuid END,
+    lease_until = CASE WHEN r.ends IS NULL THEN c.now + $9::bigint * interval '1 microsecond' END,
+    lease_owner = CASE WHEN r.ends IS NULL THEN $8::text END,
+    next_retry_at = CASE WHEN r.ends IS NULL THEN c.now + $9::bigint * interval '1 microsecond' ELSE d.next_retry_at END,
+    reason = CASE r.ends WHEN 'EXPIRED' THEN 'age' WHEN 'DEAD' THEN 'attempts' ELSE d.reason END,
+    finished_date = CASE WHEN r.ends IS NOT NULL THEN c.now END,
+    updated_date = c.now
+FROM chosen AS r, clock AS c
+WHERE d.id = r.id
+RETURNING r.n, COALESCE(r.ends, ''), r.place, d.id, d.handler_name, d.attempts, d.claim_count,
+    d.event_id::text, d.namespace, d.action_id::text, d.action_name,
+    CASE WHEN r.ends IS NULL THEN d.action_params::text END,
+    GREATEST(LEAST(d.started_date, '9999-12-31 23:59:59.999999'), '0001-01-01 00:00:00.000001'),
+    GREATEST(LEAST(d.completion_date, '9999-12-31 23:59:59.999999'), '0001-01-01 00:00:00.000001'),
+    COALESCE(d.model_id, ''), COALESCE(d.model_type, ''), d.event_type,
+    CASE WHEN r.ends IS NULL THEN COALESCE(d.payload_raw, convert_to(d.payload::text, 'UTF8')) END,
+    GREATEST(LEAST(d.event_date, '9999-12-31 23:59:59.999999'), '0001-01-01 00:00:00.000001'),
+    COALESCE(d.traceparent, ''),
+    CASE WHEN r.ends IS NULL THEN d.headers::text END`
+
+// A claim that finds deliveries to end looks again, further, so that a backlog that has
+// expired does not take as many claims as it has rows (Q27).
+const (
+	endScan   = 1000
+	maxPasses = 20
+)
+
+// Claim implements pipeline.HandlingStore. Deliveries that are past their window or out of
+// attempts are ended on the way; they do not count against the limit. A delivery that the
+// database refuses to update is left out, reported to the logger, and tried again later.
+func (s *Store) Claim(ctx context.Context, lease delivery.Lease, claims []delivery.Claim) (delivery.ClaimResult, error) {
+	c := claiming{
+		Store:  s,
+		lease:  lease,
+		claims: claims,
+		leased: make([]int, len(claims)),
+		ended:  make([]bool, len(claims)),
+		result: delivery.ClaimResult{Ended: map[string]map[delivery.State]int{}},
+	}
+	for pass := range maxPasses {
+		w := c.wanted(pass > 0)
+		if len(w.numbers) == 0 {
+			break
+		}
+		err := c.pass(ctx, w, nil)
+		if rejected(err) {
+			err = c.oneByOne(ctx, w)
+		}
+		if err != nil && len(c.result.Claimed) == 0 {
+			return delivery.ClaimResult{}, fmt.Errorf("claim deliveries: %w", err)
+		}
+		if err != nil {
+			// What is leased is returned; the next claim meets the same error, if it lasts.
+			break
+		}
+	}
+	return c.result, nil
+}
+
+// claiming is one call of Claim.
+type claiming struct {
+	*Store
+	lease  delivery.Lease
+	claims []delivery.Claim
+	// leased counts the rows leased per claim; ended says that the last pass ended
+	// some, so that there may be more.
+	leased []int
+	ended  []bool
+	result delivery.ClaimResult
+}
+
+// wants are the columns of want.
+type wants struct {
+	numbers, rooms, scans, windows, limits []int64
+	names                                  []string
+}
+
+// wanted lists the claims that still have room. On a further look those take part that have reason
+// to believe in more.
+func (c *claiming) wanted(further bool) wants {
+	var w wants
+	for i, claim := range c.claims {
+		room := claim.Limit - c.leased[i]
+		if room <= 0 || (further && !c.ended[i]) {
+			continue
+		}
+		scan := room
+		if further {
+			scan = max(room, endScan)
+		}
+		c.ended[i] = false
+		for _, name := range claim.Names {
+			w.numbers = append(w.numbers, int64(i))
+			w.names = append(w.names, name)
+			w.rooms = append(w.rooms, int64(room))
+			w.scans = append(w.scans, int64(scan))
+			w.windows = append(w.windows, micros(claim.Window))
+			w.limits = append(w.limits, int64(claim.MaxAttempts))
+		}
+	}
+	return w
+}
+
+// pass runs the statement once, on one delivery only unless only is nil.
+func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
+	var rows []claimedRow
+	err := again(ctx, func() error {
+		result, err := c.pool.Query(ctx, c.sql.claim, w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
+			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list())
+		if err != nil {
+			return err
+		}
+		rows, err = pgx.CollectRows(result, scanClaimed)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(rows, func(a, b claimedRow) int { return cmp.Compare(a.place, b.place) })
+	for _, row := range rows {
+		handler := c.claims[row.claim].Handler
+		if row.ends != "" {
+			c.ended[row.claim] = true
+			if c.result.Ended[handler] == nil {
+				c.result.Ended[handler] = map[delivery.State]int{}
+			}
+			c.result.Ended[handler][row.ends]++
+			continue
+		}
+		c.leased[row.claim]++
+		row.Handler, row.Token = handler, c.lease.Token
+		c.result.Claimed = append(c.result.Claimed, row.Claimed)
+	}
+	return nil
+}
+
+type claimedRow struct {
+	delivery.Claimed
+	claim int
+	ends  delivery.State
+	place int64
+}
+
+func scanClaimed(row pgx.CollectableRow) (r claimedRow, err error) {
+	var id pgtype.UUID
+	e := &r.Event
+	err = row.Scan(&r.claim, &r.ends, &r.place, &id, &r.Stored, &r.Attempts, &r.Claims,
+		&e.ID, &e.Namespace, &e.ActionID, &e.ActionName, (*[]byte)(&e.ActionParams),
+		timeTarget{&e.StartedDate}, timeTarget{&e.CompletionDate}, &e.ModelID, &e.ModelType, &e.Type,
+		(*[]byte)(&e.Payload), timeTarget{&e.Date}, &e.Traceparent, (*[]byte)(&e.Headers))
+	r.ID = uuid.UUID(id.Bytes)
+	return r, err
+}
+
+const nextDueSQL = `
+SELECT (extract(epoch FROM LEAST(min(d.next_retry_at) - {now}, interval '1 year')) * 1000000)::bigint
+FROM unnest($1::text[]) AS w (stored)
+CROSS JOIN LATERAL (
+    SELECT d.next_retry_at FROM {deliveries} AS d
+    WHERE d.handler_name = w.stored AND d.state IN ('PENDING', 'FAILED') AND d.next_retry_at < 'infinity'
+      AND d.id <> ALL ($2::text[]::uuid[])
+    ORDER BY d.next_retry_at
+    LIMIT 1
+) AS d`
+
+// NextDue implements pipeline.HandlingStore. The answer is 0 when a delivery is overdue, and at most a
+// year. A leased delivery is due when its lease ends.
+func (s *Store) NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error) {
+	var us *int64
+	if err := s.pool.QueryRow(ctx, s.sql.nextDue, nonNil(names), s.refused.list()).Scan(&us); err != nil {
+		return 0, false, fmt.Errorf("look for the next due delivery: %w", err)
+	}
+	if us == nil {
+		return 0, false, nil
+	}
+	return max(0, time.Duration(*us)*time.Microsecond), true, nil
+}

@@ -1,0 +1,152 @@
+package postgres
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+)
+
+func quoteIdent(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// quoteText writes a literal that means s whatever standard_conforming_strings says.
+func quoteText(s string) string {
+	quoted := "'" + strings.ReplaceAll(s, "'", "''") + "'"
+	if strings.Contains(s, `\`) {
+		return " E" + strings.ReplaceAll(quoted, `\`, `\\`)
+	}
+	return quoted
+}
+
+// plainText says whether the cast of a type to text is what the log prints. The
+// cast of a few others differs: it drops the blanks of char(n), and spells out true.
+func plainText(oid uint32) bool {
+	switch oid {
+	case oidUUID, oidText, oidVarchar, oidInt2, oidInt4, oidInt8, oidJSON, oidJSONB,
+		oidTimestamp, oidTimestamptz, oidDate, oidBytea:
+		return true
+	default:
+		return false
+	}
+}
+
+// ref names a column of the alias t.
+func (t *eventTable) ref(column string) string { return "t." + quoteIdent(column) }
+
+// text is the column's value as the log prints it.
+func (t *eventTable) text(column string) string {
+	ref := t.ref(column)
+	switch c := t.columns[column]; {
+	case c.oid == oidText:
+		return ref
+	case plainText(c.oid):
+		return ref + "::text"
+	default:
+		return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN format('%%s', %[1]s) END", ref)
+	}
+}
+
+// uuid is the column's value as a UUID, by the rule of schema.EventID.
+func (t *eventTable) uuid(column string) string {
+	c := t.columns[column]
+	if c.oid == oidUUID {
+		return t.ref(column)
+	}
+	text := t.text(column)
+	derived := fmt.Sprintf("md5(%s || %s)::uuid", quoteText(t.QualifiedName()+":"), parens(text))
+	if slices.Contains([]uint32{oidInt2, oidInt4, oidInt8}, c.base) {
+		return derived
+	}
+	return fmt.Sprintf("CASE WHEN %s ~ '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN %s::uuid ELSE %s END",
+		parens(text), parens(text), derived)
+}
+
+func parens(s string) string { return "(" + s + ")" }
+
+// timestamp is the column's value as a timestamp in UTC.
+func (t *eventTable) timestamp(column string) string {
+	switch t.columns[column].base {
+	case oidTimestamptz:
+		return parens(t.ref(column) + " AT TIME ZONE 'UTC'")
+	case oidDate:
+		return t.ref(column) + "::timestamp"
+	default:
+		return t.ref(column)
+	}
+}
+
+// inRange moves a timestamp into the range that schema.Decoder keeps to as well.
+func inRange(timestamp string) string {
+	return "GREATEST(LEAST(" + timestamp + ", '9999-12-31 23:59:59.999999'), '0001-01-01 00:00:00.000001')"
+}
+
+// inColumn says whether payloads go into the delivery's jsonb column; all others
+// keep their bytes in payload_raw.
+func (t *eventTable) inColumn() bool { return t.columns[t.Columns.Payload].oid == oidJSONB }
+
+// payloadBytes is the payload as the log decoder returns it.
+func (t *eventTable) payloadBytes() string {
+	if t.columns[t.Columns.Payload].oid == oidBytea {
+		return t.ref(t.Columns.Payload)
+	}
+	return "convert_to(" + t.text(t.Columns.Payload) + ", 'UTF8')"
+}
+
+// orElse is expr(column), or the default when the column is not mapped or null.
+func orElse(column string, expr func(string) string, def string) string {
+	if column == "" {
+		return def
+	}
+	return "COALESCE(" + expr(column) + ", " + def + ")"
+}
+
+// pending is the condition for a row that no path has fanned out, by the alias t. It matches the predicate
+// of the published index where the column cannot be null.
+func (t *eventTable) pending() string {
+	switch column := t.ref(t.Mark.Column); {
+	case t.Mark.Kind == schema.MarkNone:
+		return "NOT EXISTS (SELECT FROM " + t.deliveries + " p WHERE p.event_id = " + parens(t.uuid(t.Columns.ID)) + ")"
+	case t.Mark.Kind == schema.MarkStatus:
+		return column + " = " + quoteText(t.Mark.Pending)
+	case t.columns[t.Mark.Column].notNull:
+		return column + " = false"
+	default:
+		return column + " IS NOT TRUE"
+	}
+}
+
+// typed is the condition for a row that is an event and no sentinel.
+func (t *eventTable) typed() string {
+	switch t.columns[t.Columns.Type].base {
+	case oidText, oidVarchar, oidBPChar:
+		return t.ref(t.Columns.Type) + " <> ''"
+	default:
+		return t.ref(t.Columns.Type) + " IS NOT NULL"
+	}
+}
+
+// nameless is the condition for a row without a usable key.
+func (t *eventTable) nameless() string {
+	ref := t.ref(t.Columns.ID)
+	switch t.columns[t.Columns.ID].base {
+	case oidText, oidVarchar:
+		return parens(ref + " IS NULL OR " + ref + " = ''")
+	default:
+		return ref + " IS NULL"
+	}
+}
+
+// recent is the condition that bounds the poller's look into a table without a mark.
+func (t *eventTable) recent() string {
+	if t.LookBack <= 0 || t.Mark.Kind != schema.MarkNone {
+		return "true"
+	}
+	now := t.now
+	if t.columns[t.Columns.Date].base == oidTimestamptz {
+		now = parens(now + " AT TIME ZONE 'UTC'")
+	}
+	return fmt.Sprintf("%s >= %s - %d * interval '1 microsecond'", t.ref(t.Columns.Date), now, micros(t.LookBack))
+}

@@ -1,0 +1,306 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+)
+
+// FanOut implements pipeline.FanOutStore. Events whose rows are in the table are fanned
+// out by one statement, those whose rows are not by a second one. Each is a
+// transaction, so an error after the first leaves events that are completely fanned out, and a
+// repeated call does the rest.
+func (s *Store) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error) {
+	b := newFanBatch(batch)
+	if len(b.order) == 0 {
+		return delivery.FanOutResult{}, nil
+	}
+	result := delivery.FanOutResult{Repeated: b.repeated, DuplicateIDs: b.duplicates}
+	if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutRows(ctx, t, b, &result) }); err != nil {
+		return delivery.FanOutResult{}, fmt.Errorf("fan out %d events: %w", len(b.order), err)
+	}
+	images := b.images()
+	if len(images) == 0 {
+		return result, nil
+	}
+	if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutImages(ctx, t, b, images, &result) }); err != nil {
+		err = fmt.Errorf("fan out %d events from the log's image: %w", len(images), err)
+		if rejected(err) {
+			err = errors.Join(err, s.unlease(ctx, b, result.Created))
+		}
+		return delivery.FanOutResult{}, err
+	}
+	return result, nil
+}
+
+// unleaseSQL makes deliveries that were created leased what they would be without it.
+const unleaseSQL = `
+UPDATE {deliveries} AS d SET
+    claim_count = 0, lease_token = NULL, lease_until = NULL, lease_owner = NULL, next_retry_at = LEAST(d.event_date, {now})
+WHERE d.id = ANY ($1::text[]::uuid[]) AND d.lease_token = $2::uuid AND d.state = 'PENDING'`
+
+// unlease frees what was created for a caller that is told of an error instead. Without it
+// the deliveries would wait for the end of their lease.
+func (s *Store) unlease(ctx context.Context, b *fanBatch, created []delivery.Created) error {
+	var ids []string
+	for _, c := range created {
+		if c.Leased {
+			ids = append(ids, b.Fans[c.Fan].Targets[c.Target].ID.String())
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	slices.Sort(ids)
+	return again(ctx, func() error {
+		_, err := s.pool.Exec(ctx, s.sql.unlease, ids, b.Lease.Token.String())
+		return err
+	})
+}
+
+// fanBatch is a batch prepared for a statement: each event once, sorted by id.
+type fanBatch struct {
+	delivery.FanOut
+	// order lists the fans that take part, as indexes into Fans. The statement counts them from 1.
+	order []int
+	// absent lists those of order that are not in the table.
+	absent []int64
+	// repeated counts fans that are in the batch twice; duplicates names those that differ.
+	repeated   int
+	duplicates []string
+	targets    map[uuid.UUID]delivery.Created
+}
+
+func newFanBatch(batch delivery.FanOut) *fanBatch {
+	b := &fanBatch{FanOut: batch, targets: map[uuid.UUID]delivery.Created{}}
+	all := make([]int, len(batch.Fans))
+	for i := range all {
+		all[i] = i
+	}
+	slices.SortStableFunc(all, func(x, y int) int { return cmp.Compare(batch.Fans[x].Event.ID, batch.Fans[y].Event.ID) })
+	for _, i := range all {
+		e := &batch.Fans[i].Event
+		if n := len(b.order); n > 0 && batch.Fans[b.order[n-1]].Event.ID == e.ID {
+			b.repeated++
+			if first := &batch.Fans[b.order[n-1]].Event; first.Type != e.Type || string(first.Payload) != string(e.Payload) {
+				b.duplicates = append(b.duplicates, e.ID)
+			}
+			continue
+		}
+		b.order = append(b.order, i)
+	}
+	return b
+}
+
+// event returns the n-th event of the statement.
+func (b *fanBatch) event(n int64) *event.Event { return &b.Fans[b.order[n-1]].Event }
+
+// images lists the absent events that the log has an image of.
+func (b *fanBatch) images() []int64 {
+	var images []int64
+	for _, n := range b.absent {
+		if fan := &b.Fans[b.order[n-1]]; fan.FromLog && len(fan.Targets) > 0 {
+			images = append(images, n)
+		}
+	}
+	return images
+}
+
+// targetArgs are parameters 4 to 13 of insertSQL, for the given events.
+func (b *fanBatch) targetArgs(events []int64) []any {
+	var (
+		ids, handlers, blocked, details []string
+		numbers, windows                []int64
+		leases                          []bool
+	)
+	for _, n := range events {
+		for j, target := range b.Fans[b.order[n-1]].Targets {
+			ids = append(ids, target.ID.String())
+			numbers = append(numbers, n)
+			handlers = append(handlers, target.Handler)
+			leases = append(leases, target.Lease)
+			windows = append(windows, micros(target.Window))
+			blocked = append(blocked, target.Blocked)
+			details = append(details, clean(target.Detail))
+			b.targets[target.ID] = delivery.Created{Fan: b.order[n-1], Target: j}
+		}
+	}
+	return []any{
+		ids, numbers, handlers, leases, windows, blocked, details,
+		b.Lease.Token.String(), clean(b.Lease.Owner), micros(b.Lease.For),
+	}
+}
+
+// created translates what a statement inserted.
+func (b *fanBatch) created(inserted, leased []pgtype.UUID) []delivery.Created {
+	isLeased := make(map[uuid.UUID]bool, len(leased))
+	for _, id := range leased {
+		isLeased[id.Bytes] = true
+	}
+	list := make([]delivery.Created, 0, len(inserted))
+	for _, id := range inserted {
+		c := b.targets[id.Bytes]
+		c.Leased = isLeased[id.Bytes]
+		list = append(list, c)
+	}
+	return list
+}
+
+func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, result *delivery.FanOutResult) error {
+	var (
+		all       []int64
+		ids, keys []string
+		targets   []int64
+	)
+	for i, fan := range b.order {
+		e := &b.Fans[fan].Event
+		all = append(all, int64(i)+1)
+		ids = append(ids, e.ID)
+		keys = append(keys, cmp.Or(e.Key, e.ID))
+		targets = append(targets, int64(len(b.Fans[fan].Targets)))
+	}
+	var (
+		inserted, leased  []pgtype.UUID
+		fresh, duplicates []int64
+	)
+	args := append([]any{ids, keys, targets}, b.targetArgs(all)...)
+	if err := s.pool.QueryRow(ctx, t.fanOut, args...).Scan(&inserted, &leased, &fresh, &b.absent, &duplicates); err != nil {
+		return err
+	}
+	result.Created = b.created(inserted, leased)
+	result.Fresh = len(fresh)
+	result.Repeated = b.repeated + len(b.order) - len(fresh) - len(b.absent)
+	result.DuplicateIDs = b.duplicates
+	for _, n := range duplicates {
+		if id := b.event(n).ID; !slices.Contains(b.duplicates, id) {
+			result.DuplicateIDs = append(result.DuplicateIDs, id)
+		}
+	}
+	return nil
+}
+
+func (s *Store) fanOutImages(
+	ctx context.Context, t *eventTable, b *fanBatch, images []int64, result *delivery.FanOutResult,
+) error {
+	var (
+		ids, namespaces, actionIDs, actionNames, modelIDs, modelTypes, types, traces []string
+		params, started, completed, dates, headers                                   []*string
+		payloads                                                                     [][]byte
+	)
+	for _, n := range images {
+		e := b.event(n)
+		ids = append(ids, e.ID)
+		namespaces = append(namespaces, e.Namespace)
+		actionIDs = append(actionIDs, e.ActionID)
+		actionNames = append(actionNames, e.ActionName)
+		params = append(params, jsonText(e.ActionParams))
+		started = append(started, timeText(e.StartedDate))
+		completed = append(completed, timeText(e.CompletionDate))
+		modelIDs = append(modelIDs, e.ModelID)
+		modelTypes = append(modelTypes, e.ModelType)
+		types = append(types, e.Type)
+		payloads = append(payloads, e.Payload)
+		dates = append(dates, timeText(e.Date))
+		traces = append(traces, e.Traceparent)
+		headers = append(headers, jsonText(e.Headers))
+	}
+	args := append([]any{images, ids, t.inColumn()}, b.targetArgs(images)...)
+	args = append(args, namespaces, actionIDs, actionNames, params, started, completed,
+		modelIDs, modelTypes, types, payloads, dates, traces, headers)
+	var (
+		inserted, leased []pgtype.UUID
+		fresh            []int64
+	)
+	if err := s.pool.QueryRow(ctx, s.sql.image, args...).Scan(&inserted, &leased, &fresh); err != nil {
+		return err
+	}
+	result.Created = append(result.Created, b.created(inserted, leased)...)
+	result.Absent = len(fresh)
+	result.Repeated += len(images) - len(fresh)
+	return nil
+}
+
+// Quarantine implements pipeline.FanOutStore. When the database refuses the mark as well, the
+// deliveries are inserted without it and the error is returned: the event is then
+// visible as BLOCKED, and stays unmarked.
+func (s *Store) Quarantine(ctx context.Context, fan delivery.Fan, cause error) error {
+	if len(fan.Targets) == 0 {
+		return fmt.Errorf("quarantine event %s: it has no targets", fan.Event.ID)
+	}
+	args := quarantineArgs(fan, cause)
+	err := s.withTable(ctx, func(t *eventTable) error {
+		_, err := s.pool.Exec(ctx, t.quarantine, args...)
+		return err
+	})
+	if err != nil && rejected(err) {
+		if unmarked := s.withTable(ctx, func(t *eventTable) error {
+			_, err := s.pool.Exec(ctx, t.quarantineUnmarked, args...)
+			return err
+		}); unmarked == nil {
+			return fmt.Errorf("quarantine event %s: its deliveries are BLOCKED, but the database refuses its mark: %w", fan.Event.ID, err)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("quarantine event %s: %w", fan.Event.ID, err)
+	}
+	return nil
+}
+
+func quarantineArgs(fan delivery.Fan, cause error) []any {
+	e := &fan.Event
+	var ids, handlers []string
+	for _, target := range fan.Targets {
+		ids = append(ids, target.ID.String())
+		handlers = append(handlers, target.Handler)
+	}
+	return []any{
+		e.ID, cmp.Or(e.Key, e.ID), ids, handlers,
+		clean(e.Namespace), cmp.Or(e.ActionID, e.ID), clean(e.ActionName),
+		timeText(e.StartedDate), timeText(e.CompletionDate),
+		clean(e.ModelID), clean(e.ModelType), clean(e.Type), timeText(e.Date),
+		delivery.ReasonRejected, errorCode(cause),
+	}
+}
+
+// errorCode is what last_error says about a refused row: the SQLSTATE, never the
+// message, which quotes values.
+func errorCode(err error) string {
+	if code := sqlState(err); code != "" {
+		return "sqlstate_" + code
+	}
+	return event.Code(err)
+}
+
+// clean makes s storable: no NUL, valid UTF-8.
+func clean(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "")
+}
+
+// jsonText is nil for an absent document.
+func jsonText(raw json.RawMessage) *string {
+	if raw == nil {
+		return nil
+	}
+	text := string(raw)
+	return &text
+}
+
+// timeText is a timestamp in UTC, nil for the zero time.
+func timeText(t time.Time) *string {
+	if t.IsZero() {
+		return nil
+	}
+	text := t.UTC().Format("2006-01-02 15:04:05.999999")
+	return &text
+}

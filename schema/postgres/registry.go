@@ -1,0 +1,216 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+)
+
+// syncHandlersSQL records who serves what. The generation counts changes of the
+// subscription, so that two versions of a program that take turns are noticed.
+const syncHandlersSQL = `
+INSERT INTO {handlers} AS h (name, aliases, types, generation, last_owner, last_seen, created_date)
+SELECT s.name, ARRAY(SELECT jsonb_array_elements_text(s.aliases::jsonb)), ARRAY(SELECT jsonb_array_elements_text(s.types::jsonb)),
+       1, $4::text, c.now, c.now
+FROM unnest($1::text[], $2::text[], $3::text[]) AS s (name, aliases, types)
+CROSS JOIN (SELECT {now} AS now) AS c
+ORDER BY s.name
+ON CONFLICT (name) DO UPDATE SET
+    generation = h.generation
+        + CASE WHEN h.aliases IS DISTINCT FROM EXCLUDED.aliases OR h.types IS DISTINCT FROM EXCLUDED.types THEN 1 ELSE 0 END,
+    aliases = EXCLUDED.aliases,
+    types = EXCLUDED.types,
+    last_owner = EXCLUDED.last_owner,
+    last_seen = EXCLUDED.last_seen
+RETURNING h.name, COALESCE(h.paused_by, ''), COALESCE(h.pause_reason, ''), h.paused_date`
+
+// SyncHandlers implements pipeline.RegistryStore.
+func (s *Store) SyncHandlers(
+	ctx context.Context, owner string, handlers []delivery.Handler,
+) (map[string]delivery.Pause, error) {
+	sorted := slices.Clone(handlers)
+	slices.SortFunc(sorted, func(a, b delivery.Handler) int { return strings.Compare(a.Name, b.Name) })
+	var names, aliases, types []string
+	for _, h := range sorted {
+		names = append(names, h.Name)
+		aliases = append(aliases, jsonList(h.Aliases))
+		types = append(types, jsonList(h.Types))
+	}
+	var paused map[string]delivery.Pause
+	err := again(ctx, func() error {
+		paused = map[string]delivery.Pause{}
+		rows, err := s.pool.Query(ctx, s.sql.syncHandlers, nonNil(names), nonNil(aliases), nonNil(types), clean(owner))
+		if err != nil {
+			return err
+		}
+		var (
+			name string
+			p    delivery.Pause
+		)
+		_, err = pgx.ForEachRow(rows, []any{&name, &p.By, &p.Reason, timeTarget{&p.At}}, func() error {
+			if !p.At.IsZero() {
+				paused[name] = p
+			}
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record the handlers of this process: %w", err)
+	}
+	return paused, nil
+}
+
+// jsonList is how a list of lists travels: arrays of PostgreSQL must be rectangular.
+func jsonList(list []string) string {
+	cleaned := make([]string, len(list))
+	for i, item := range list {
+		cleaned[i] = clean(item)
+	}
+	text, err := json.Marshal(cleaned)
+	if err != nil { // strings always marshal
+		return "[]"
+	}
+	return string(text)
+}
+
+// stepSize is how many rows a background step changes in one transaction.
+const stepSize = 1000
+
+// orphansSQL finds deliveries that have been due for a grace period in which no process
+// served their handler. The names are found by skipping through the index from one to the next, not by reading
+// all rows.
+const orphansSQL = `
+WITH RECURSIVE clock AS MATERIALIZED (
+    SELECT {now} - $1::bigint * interval '1 microsecond' AS since
+), waiting AS (
+    (SELECT d.handler_name::text AS name FROM {deliveries} AS d
+     WHERE d.state IN ('PENDING', 'FAILED') ORDER BY d.handler_name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT d.handler_name::text FROM {deliveries} AS d
+            WHERE d.state IN ('PENDING', 'FAILED') AND d.handler_name > w.name ORDER BY d.handler_name LIMIT 1)
+    FROM waiting AS w WHERE w.name IS NOT NULL
+)
+SELECT o.id::text
+FROM waiting AS w
+CROSS JOIN clock AS c
+CROSS JOIN LATERAL (
+    SELECT d.id FROM {deliveries} AS d
+    WHERE d.handler_name = w.name AND d.state IN ('PENDING', 'FAILED') AND d.next_retry_at <= c.since
+      AND d.id <> ALL ($2::text[]::uuid[])
+    ORDER BY d.next_retry_at
+    LIMIT $3::bigint
+) AS o
+WHERE w.name IS NOT NULL
+  AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = w.name OR w.name = ANY (h.aliases)) AND h.last_seen > c.since)
+LIMIT $3::bigint`
+
+// blockSQL checks again what orphansSQL found, because a process may have started since.
+const blockSQL = `
+UPDATE {deliveries} AS d SET
+    state = 'BLOCKED', reason = 'no_handler', lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = c.now
+FROM unnest($1::text[]) AS o (id)
+CROSS JOIN (SELECT {now} AS now) AS c
+WHERE d.id = o.id::uuid AND d.state IN ('PENDING', 'FAILED') AND d.next_retry_at <= c.now
+  AND (d.lease_until IS NULL OR d.lease_until <= c.now)
+  AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = d.handler_name OR d.handler_name = ANY (h.aliases))
+                  AND h.last_seen > c.now - $2::bigint * interval '1 microsecond')`
+
+// stuckSQL finds deliveries that were blocked for want of a handler.
+const stuckSQL = `
+SELECT d.id::text FROM {deliveries} AS d
+WHERE d.handler_name = ANY ($1::text[]) AND d.state = 'BLOCKED' AND d.reason = 'no_handler' AND d.id <> ALL ($2::text[]::uuid[])
+LIMIT $3::bigint`
+
+// reviveSQL makes them due again; their wait counts from now (Q33).
+const reviveSQL = `
+UPDATE {deliveries} AS d SET
+    state = 'PENDING', reason = NULL, last_error = NULL, finished_date = NULL, next_retry_at = c.now, updated_date = c.now
+FROM unnest($1::text[]) AS o (id)
+CROSS JOIN (SELECT {now} AS now) AS c
+WHERE d.id = o.id::uuid AND d.state = 'BLOCKED' AND d.reason = 'no_handler'`
+
+// BlockOrphans implements pipeline.RegistryStore. Every delivery that was due for the whole of grace
+// counts, whoever wrote it.
+func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, error) {
+	n, err := s.step(ctx,
+		func(refused []string) ([]string, error) {
+			return s.ids(ctx, s.sql.orphans, micros(grace), refused, stepSize)
+		},
+		func(ids []string) (int64, error) {
+			tag, err := s.pool.Exec(ctx, s.sql.block, ids, micros(grace))
+			return tag.RowsAffected(), err
+		})
+	if err != nil {
+		return n, fmt.Errorf("block deliveries without a handler: %w", err)
+	}
+	return n, nil
+}
+
+// Unblock implements pipeline.RegistryStore.
+func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
+	n, err := s.step(ctx,
+		func(refused []string) ([]string, error) {
+			return s.ids(ctx, s.sql.stuck, nonNil(names), refused, stepSize)
+		},
+		func(ids []string) (int64, error) {
+			tag, err := s.pool.Exec(ctx, s.sql.revive, ids)
+			return tag.RowsAffected(), err
+		})
+	if err != nil {
+		return n, fmt.Errorf("unblock deliveries: %w", err)
+	}
+	return n, nil
+}
+
+// step finds rows and changes them, a batch at a time, until no more are found or a batch
+// changes nothing. A row that the database refuses to change is left out, reported
+// to the logger, and stops neither the others nor the step (Q25).
+func (s *Store) step(
+	ctx context.Context,
+	find func(refused []string) ([]string, error),
+	change func(ids []string) (int64, error),
+) (total int, err error) {
+	for refused := []string{}; ; {
+		ids, err := find(refused)
+		if err != nil || len(ids) == 0 {
+			return total, err
+		}
+		slices.Sort(ids)
+		changed := 0
+		bad, err := separately(ids, func(part []string) error {
+			return again(ctx, func() error {
+				n, err := change(part)
+				changed += int(n)
+				return err
+			})
+		})
+		total += changed
+		if err != nil && !rejected(err) {
+			return total, err
+		}
+		for _, id := range bad {
+			s.log.Warn("the database refuses to change a delivery; it is left as it is", "delivery_id", id, "sqlstate", sqlState(err))
+		}
+		if changed == 0 && len(bad) == 0 {
+			return total, nil // somebody else was faster
+		}
+		refused = append(refused, bad...)
+	}
+}
+
+// ids runs a query that returns one column of text.
+func (s *Store) ids(ctx context.Context, sql string, args ...any) ([]string, error) {
+	rows, err := s.pool.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}

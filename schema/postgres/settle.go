@@ -1,0 +1,185 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+)
+
+// settleSQL writes outcomes. The verdicts are numbers: 0 success, 1 retry, 2 fail, 3 block,
+// 4 discard, 5 give back; see delivery.Verdict. The outcomes are sorted by id, so that two
+// statements about the same deliveries lock them in the same order.
+//
+// The commit does not wait for the disk: losing an outcome in a crash of the server costs a
+// repeat, not a loss. The setting ends with the transaction, which is this statement.
+const settleSQL = `
+WITH outcome AS MATERIALIZED (
+    SELECT o.id::uuid AS id, o.token::uuid AS token, o.verdict, o.delay_us * interval '1 microsecond' AS delay,
+           o.window_us, o.max_claims, NULLIF(o.reason, '') AS reason, NULLIF(o.error, '') AS error, NULLIF(o.message, '') AS message,
+           o.attempt, o.took_us
+    FROM unnest($1::text[], $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[],
+                $7::text[], $8::text[], $9::text[], $10::int[], $11::bigint[])
+        AS o (id, token, verdict, delay_us, window_us, max_claims, reason, error, message, attempt, took_us)
+), clock AS MATERIALIZED (
+    SELECT {now} AS now, set_config('synchronous_commit', 'off', true) AS asynchronous
+), settled AS (
+    UPDATE {deliveries} AS d SET
+        state = CASE o.verdict
+            WHEN 0 THEN 'SUCCEEDED'
+            WHEN 1 THEN CASE WHEN {expired} THEN 'EXPIRED' WHEN {exhausted} THEN 'DEAD' ELSE 'FAILED' END
+            WHEN 2 THEN 'DEAD'
+            WHEN 3 THEN 'BLOCKED'
+            WHEN 4 THEN 'DISCARDED'
+            ELSE d.state END,
+        attempts = d.attempts + CASE WHEN o.verdict IN (1, 2) THEN 1 ELSE 0 END,
+        claim_count = GREATEST({claims} - CASE WHEN o.verdict IN (3, 5) THEN 1 ELSE 0 END, 0),
+        next_retry_at = CASE WHEN o.verdict = 5 OR (o.verdict = 1 AND NOT {expired} AND NOT {exhausted})
+            THEN c.now + o.delay ELSE d.next_retry_at END,
+        lease_token = NULL,
+        lease_until = NULL,
+        lease_owner = NULL,
+        reason = CASE o.verdict
+            WHEN 0 THEN NULL
+            WHEN 1 THEN CASE WHEN {expired} THEN 'age' WHEN {exhausted} THEN 'attempts' ELSE o.reason END
+            WHEN 2 THEN COALESCE(o.reason, 'permanent')
+            WHEN 5 THEN d.reason
+            ELSE o.reason END,
+        last_error = CASE o.verdict
+            WHEN 0 THEN NULL
+            WHEN 5 THEN d.last_error
+            ELSE NULLIF(left(concat_ws(': ', o.error, o.message), 1000), '') END,
+        finished_date = CASE WHEN o.verdict IN (0, 2, 4) OR (o.verdict = 1 AND ({expired} OR {exhausted})) THEN c.now END,
+        updated_date = c.now
+    FROM outcome AS o CROSS JOIN clock AS c
+    WHERE d.id = o.id
+      AND d.lease_token = o.token
+      AND d.state IN ('PENDING', 'FAILED')
+      AND (o.verdict <> 0 OR d.lease_until > {now})
+    RETURNING d.id, d.state, d.reason, o.verdict, o.error, o.message, o.attempt, o.took_us, c.now
+), history AS (
+    INSERT INTO {attempts} (delivery_id, attempt, outcome, reason, error, message, started_date, duration_us)
+    SELECT s.id, s.attempt, s.state, s.reason, s.error, s.message, s.now - s.took_us * interval '1 microsecond', s.took_us
+    FROM settled AS s
+    WHERE s.verdict NOT IN (0, 5)
+)
+SELECT id, state FROM settled`
+
+// Parts of settleSQL. The comparisons are written so that no sum leaves the range of a timestamp:
+// event_date may be anything.
+const (
+	// claimsSQL counts claims of rows that another program wrote as well (A78).
+	claimsSQL = "COALESCE(d.claim_count, d.attempts)"
+	// expiredSQL: the next due time is strictly later than the window allows (A111).
+	expiredSQL   = "(o.window_us > 0 AND d.event_date < c.now + o.delay - o.window_us * interval '1 microsecond')"
+	exhaustedSQL = "(o.max_claims > 0 AND " + claimsSQL + " >= o.max_claims)"
+)
+
+// Settle implements pipeline.HandlingStore. An error means that no outcome was written, or that the
+// answer was lost.
+func (s *Store) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
+	if len(outcomes) == 0 {
+		return nil, nil
+	}
+	sorted := slices.Clone(outcomes)
+	slices.SortFunc(sorted, func(a, b delivery.Outcome) int { return compareUUID(a.ID, b.ID) })
+	settled, err := s.settle(ctx, sorted)
+	if err != nil {
+		return nil, fmt.Errorf("settle %d deliveries: %w", len(outcomes), err)
+	}
+	return settled, nil
+}
+
+func (s *Store) settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
+	var (
+		ids, tokens, reasons, codes, messages []string
+		verdicts, attempts                    []int32
+		delays, windows, limits, took         []int64
+	)
+	for _, o := range outcomes {
+		ids = append(ids, o.ID.String())
+		tokens = append(tokens, o.Token.String())
+		verdicts = append(verdicts, int32(o.Verdict)) //nolint:gosec // a small enumeration
+		delays = append(delays, micros(max(o.Delay, 0)))
+		windows = append(windows, micros(o.Window))
+		limits = append(limits, int64(o.MaxAttempts))
+		reasons = append(reasons, clean(o.Reason))
+		codes = append(codes, clean(o.Error))
+		messages = append(messages, clean(o.Message))
+		attempts = append(attempts, int32(min(o.Attempt, 1<<31-1))) //nolint:gosec // bounded
+		took = append(took, micros(o.Took))
+	}
+	var settled []delivery.Settled
+	err := again(ctx, func() error {
+		rows, err := s.pool.Query(ctx, s.sql.settle, ids, tokens, verdicts, delays, windows, limits, reasons, codes, messages, attempts, took)
+		if err != nil {
+			return err
+		}
+		settled, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (delivery.Settled, error) {
+			var (
+				id  pgtype.UUID
+				one delivery.Settled
+			)
+			err := row.Scan(&id, &one.State)
+			one.ID = id.Bytes
+			return one, err
+		})
+		return err
+	})
+	return settled, err
+}
+
+// renewSQL extends leases. A renewed lease is the new due time as well, so that the row
+// stays not due (A76).
+const renewSQL = `
+UPDATE {deliveries} AS d SET
+    lease_until = c.now + $3::bigint * interval '1 microsecond',
+    next_retry_at = c.now + $3::bigint * interval '1 microsecond',
+    updated_date = c.now
+FROM unnest($1::text[], $2::text[]) AS l (id, token)
+CROSS JOIN (SELECT {now} AS now) AS c
+WHERE d.id = l.id::uuid AND d.lease_token = l.token::uuid AND d.state IN ('PENDING', 'FAILED')
+RETURNING d.id`
+
+// Renew implements pipeline.HandlingStore. A lease that ran out is renewed as long as nobody else
+// has claimed the delivery. Leases of rows that the database refuses to update are not held; the
+// others are renewed.
+func (s *Store) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (held []uuid.UUID, err error) {
+	sorted := slices.Clone(leases)
+	slices.SortFunc(sorted, func(a, b delivery.LeaseRef) int { return compareUUID(a.ID, b.ID) })
+	_, err = separately(sorted, func(part []delivery.LeaseRef) error {
+		ids, tokens := make([]string, len(part)), make([]string, len(part))
+		for i, l := range part {
+			ids[i], tokens[i] = l.ID.String(), l.Token.String()
+		}
+		var renewed []pgtype.UUID
+		err := again(ctx, func() error {
+			rows, err := s.pool.Query(ctx, s.sql.renew, ids, tokens, micros(by))
+			if err != nil {
+				return err
+			}
+			renewed, err = pgx.CollectRows(rows, pgx.RowTo[pgtype.UUID])
+			return err
+		})
+		for _, id := range renewed {
+			held = append(held, id.Bytes)
+		}
+		return err
+	})
+	if err != nil && !rejected(err) {
+		return held, fmt.Errorf("renew %d leases: %w", len(leases), err)
+	}
+	if err != nil {
+		s.log.Warn("the database refuses to renew a lease", "sqlstate", sqlState(err))
+	}
+	return held, nil
+}
+
+func compareUUID(a, b uuid.UUID) int { return cmp.Compare(string(a[:]), string(b[:])) }

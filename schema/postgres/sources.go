@@ -1,0 +1,61 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+)
+
+const recordGapSQL = `
+INSERT INTO {gaps} (source, reason, detail, from_position, to_position, detected_date)
+VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, {now})
+ON CONFLICT (source, reason, from_position, to_position) WHERE closed_date IS NULL DO NOTHING`
+
+// RecordGap implements pipeline.GapStore. A gap like one that is still open is not
+// stored again.
+func (s *Store) RecordGap(ctx context.Context, source string, gap cdc.Gap) error {
+	if err := again(ctx, func() error {
+		_, err := s.pool.Exec(ctx, s.sql.recordGap, clean(source), clean(gap.Reason), clean(gap.Detail), string(gap.From), string(gap.To))
+		return err
+	}); err != nil {
+		return fmt.Errorf("record gap of source %s: %w", source, err)
+	}
+	return nil
+}
+
+const closeGapsSQL = `UPDATE {gaps} SET closed_date = {now} WHERE source = $1::text AND closed_date IS NULL`
+
+// CloseGaps implements pipeline.GapStore.
+func (s *Store) CloseGaps(ctx context.Context, source string) error {
+	if err := again(ctx, func() error {
+		_, err := s.pool.Exec(ctx, s.sql.closeGaps, clean(source))
+		return err
+	}); err != nil {
+		return fmt.Errorf("close gaps of source %s: %w", source, err)
+	}
+	return nil
+}
+
+const recordSourceSQL = `
+INSERT INTO {sources} AS s (name, owner, mode, detail, position, updated_date)
+VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, {now})
+ON CONFLICT (name) DO UPDATE SET
+    owner = EXCLUDED.owner, mode = EXCLUDED.mode, detail = EXCLUDED.detail, position = EXCLUDED.position,
+    updated_date = EXCLUDED.updated_date
+WHERE $6::boolean OR s.owner = EXCLUDED.owner`
+
+// RecordSource stores what a source is doing, so that it can be seen from outside the process. A
+// process that only stands by does not overwrite what the one that reads has to say.
+func (s *Store) RecordSource(ctx context.Context, source, owner string, status cdc.Status) error {
+	reads := status.Mode == cdc.ModeStreaming || status.Mode == cdc.ModeCatchingUp ||
+		status.Mode == cdc.ModeWaitingForStandby || status.Mode == cdc.ModePolling
+	if err := again(ctx, func() error {
+		_, err := s.pool.Exec(ctx, s.sql.recordSource,
+			clean(source), clean(owner), string(status.Mode), clean(status.Detail), string(status.Confirmed), reads)
+		return err
+	}); err != nil {
+		return fmt.Errorf("record status of source %s: %w", source, err)
+	}
+	return nil
+}
