@@ -3,9 +3,14 @@ package postgres
 import (
 	"bytes"
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -14,10 +19,47 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
-func TestMain(m *testing.M) { testdb.Main(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// Most of these tests wait for a server, so more of them than there are
+	// processors can run at once.
+	if explicit := flag.Lookup("test.parallel"); explicit.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		if err := flag.Set("test.parallel", "6"); err != nil {
+			panic(err)
+		}
+	}
+	testdb.Main(m)
+}
+
+// eachPostgres runs fn in parallel on each major version, with a fresh database
+// that has the events table.
+func eachPostgres(t *testing.T, fn func(t *testing.T, db *testdb.DB)) {
+	t.Helper()
+	t.Parallel()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
+		db := testdb.Postgres(t, major)
+		db.Exec(eventsTable)
+		fn(t, db)
+	})
+}
+
+// eachServer runs fn in parallel on a server of its own of each major version,
+// with the events table in its database "postgres".
+func eachServer(t *testing.T, settings map[string]string, fn func(t *testing.T, server *localserver.Postgres)) {
+	t.Helper()
+	t.Parallel()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
+		server := testdb.Dedicated(t, major, settings)
+		exec(t, server.DSN("postgres"), eventsTable)
+		fn(t, server)
+	})
+}
 
 // eventsTable is the table of most tests.
 const eventsTable = `CREATE TABLE events (id bigint PRIMARY KEY, payload text, status text NOT NULL DEFAULT 'new')`
@@ -57,6 +99,7 @@ type reader struct {
 	gaps    []cdc.Gap
 	last    cdc.Position
 	held    chan struct{} // not nil: the consumer waits for its close
+	limit   int           // the consumer stops for good after so many rows; 0 means never
 	noAck   bool
 	runErr  error
 	ended   bool
@@ -114,6 +157,9 @@ func (r *reader) consume(ctx context.Context) {
 	for {
 		r.mu.Lock()
 		held := r.held
+		if r.limit > 0 && len(r.ids) >= r.limit {
+			held = make(chan struct{})
+		}
 		r.mu.Unlock()
 		if held != nil {
 			select {
@@ -189,6 +235,41 @@ func (r *reader) gapReasons() []string {
 	return reasons
 }
 
+func (r *reader) waitGap(reason string) {
+	r.t.Helper()
+	testdb.WaitFor(r.t, "a gap "+reason, func() bool { return slices.Contains(r.gapReasons(), reason) })
+}
+
+func (r *reader) gap(i int) cdc.Gap {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.gaps[i]
+}
+
+func (r *reader) count(id string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.counts[id]
+}
+
+// transactions are those that arrived, without their records.
+func (r *reader) transactions() []cdc.Transaction {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]cdc.Transaction(nil), r.txs...)
+}
+
+// positions are those of the transactions that have one.
+func (r *reader) positions() []cdc.Position {
+	var all []cdc.Position
+	for _, tx := range r.transactions() {
+		if tx.Position != "" {
+			all = append(all, tx.Position)
+		}
+	}
+	return all
+}
+
 func (r *reader) lastPosition() cdc.Position {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -251,18 +332,33 @@ func (b *logBuffer) String() string {
 
 func (b *logBuffer) count(text string) int { return strings.Count(b.String(), text) }
 
+// exec runs SQL on a connection of its own. Without arguments the text may hold
+// several statements.
+func exec(t testing.TB, dsn, sql string, args ...any) {
+	t.Helper()
+	if len(args) == 0 {
+		args = []any{pgx.QueryExecModeSimpleProtocol}
+	}
+	conn := connect(t, dsn)
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(context.Background(), sql, args...); err != nil {
+		t.Fatalf("%v\nin: %s", err, sql)
+	}
+}
+
 // query is a scalar from the database, on a connection of its own.
-func query[T any](t *testing.T, dsn, sql string, args ...any) T {
+func query[T any](t testing.TB, dsn, sql string, args ...any) T {
 	t.Helper()
 	var value T
 	conn := connect(t, dsn)
-	if err := conn.QueryRow(t.Context(), sql, args...).Scan(&value); err != nil {
+	defer func() { _ = conn.Close(context.Background()) }()
+	if err := conn.QueryRow(context.Background(), sql, args...).Scan(&value); err != nil {
 		t.Fatalf("%v\nin: %s", err, sql)
 	}
 	return value
 }
 
-func connect(t *testing.T, dsn string) *pgx.Conn {
+func connect(t testing.TB, dsn string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(context.Background(), dsn)
 	if err != nil {
@@ -273,7 +369,7 @@ func connect(t *testing.T, dsn string) *pgx.Conn {
 }
 
 // confirmedLSN is the slot's confirmed position; "" when there is no slot.
-func confirmedLSN(t *testing.T, dsn, slot string) resumePoint {
+func confirmedLSN(t testing.TB, dsn, slot string) resumePoint {
 	t.Helper()
 	text := query[string](t, dsn, `SELECT coalesce((SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = $1), '')`, slot)
 	if text == "" {
@@ -286,7 +382,7 @@ func confirmedLSN(t *testing.T, dsn, slot string) resumePoint {
 	return at
 }
 
-func point(t *testing.T, p cdc.Position) resumePoint {
+func point(t testing.TB, p cdc.Position) resumePoint {
 	t.Helper()
 	m, err := parseMark(p)
 	if err != nil {
@@ -297,6 +393,46 @@ func point(t *testing.T, p cdc.Position) resumePoint {
 
 // insertEvents inserts ids from to until (exclusive) in one statement.
 const insertEvents = `INSERT INTO events (id, payload) SELECT i, 'payload ' || i FROM generate_series($1::bigint, $2::bigint - 1) i`
+
+// walsender is the state of the session that streams from a slot.
+type walsender struct {
+	pid          int
+	write, flush resumePoint
+}
+
+// sender returns the session that streams from the slot; its pid is 0 when there
+// is none.
+func sender(t testing.TB, dsn, slot string) walsender {
+	t.Helper()
+	conn := connect(t, dsn)
+	defer func() { _ = conn.Close(context.Background()) }()
+	var w walsender
+	var write, flush string
+	err := conn.QueryRow(context.Background(), `
+		SELECT r.pid, coalesce(r.write_lsn, '0/0')::text, coalesce(r.flush_lsn, '0/0')::text
+		FROM pg_replication_slots s JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = $1`,
+		slot).Scan(&w.pid, &write, &flush)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return walsender{}
+	}
+	var err1, err2 error
+	w.write, err1 = parsePoint(write)
+	w.flush, err2 = parsePoint(flush)
+	if err := errors.Join(err, err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// currentLSN is the end of the server's log.
+func currentLSN(t testing.TB, dsn string) resumePoint {
+	t.Helper()
+	at, err := parsePoint(query[string](t, dsn, "SELECT pg_current_wal_lsn()::text"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
 
 // soak says whether the long versions of the tests are wanted.
 func soak() bool { return os.Getenv("SOAK") != "" }
