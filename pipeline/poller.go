@@ -25,7 +25,7 @@ const (
 	pollerTick = time.Second
 	// firstLook is the size of the first look. It grows while looks come back full
 	// and light, so that a table of large payloads does not fill the memory.
-	firstLook = 100
+	firstLook = 16
 )
 
 // poller finds the events that the log did not bring (DESIGN 9). One goroutine.

@@ -38,7 +38,7 @@ func decodeRow(r cdc.Record) (event.Event, error) {
 	if id.Null {
 		return event.Event{}, codedError{"null_id", "column id is null"}
 	}
-	return event.Event{ID: string(id.Data), Type: string(typ.Data), Payload: payload.Data}, nil
+	return event.Event{ID: string(id.Data), Type: string(typ.Data), Payload: payload.Data, Date: time.Now()}, nil
 }
 
 // ackSource notes what is acknowledged.
