@@ -24,8 +24,18 @@ const (
 // the delivery is queued, running or waiting to be written. Nothing is sent when
 // there is none.
 func (w *writer) renew(ctx context.Context) {
-	for some := range slices.Chunk(w.h.aging(time.Now()), maxRenewals) {
+	if time.Now().Before(w.renewAfter) {
+		return
+	}
+	aging := w.h.aging(time.Now())
+	if len(aging) == 0 {
+		// What could not be renewed has ended some other way.
+		w.h.renewals.recovered()
+		return
+	}
+	for some := range slices.Chunk(aging, maxRenewals) {
 		if !w.renewSome(ctx, some) {
+			w.renewAfter = time.Now().Add(w.h.tick)
 			return
 		}
 	}

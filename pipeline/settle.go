@@ -33,6 +33,9 @@ type writer struct {
 	// grows slowly again, because finding out that it is too large costs a time-out.
 	limit  int
 	errors pause
+	// renewAfter bars renewals until then after one failed: while statements hang,
+	// outcomes get their turn too.
+	renewAfter time.Time
 }
 
 func newWriter(h *handling) *writer { return &writer{h: h, limit: maxBatch, errors: storePause()} }
@@ -107,35 +110,54 @@ func (w *writer) settle(ctx context.Context) (pause time.Duration) {
 	return w.errors.next()
 }
 
-// write sends a batch. One whose data the database refuses is halved until the
-// outcome at fault is alone, so that it stops no other. After any other error what
-// is not known to be written goes back to the waiting outcomes.
+// write sends a batch. What the database refuses because of its data is sent
+// again in halves until the outcome at fault is alone, so that it stops no other. After any
+// other error what is not known to be written goes back to the waiting outcomes.
 func (w *writer) write(ctx context.Context, batch []*attempt) error {
 	settled, err := w.send(ctx, batch)
-	switch {
-	case err == nil:
+	if err == nil {
 		w.h.settled(batch, settled)
 		return nil
+	}
+	written, rest := split(batch, settled)
+	w.h.settled(written, settled)
+	switch {
 	case !w.h.store.Rejected(err):
-		for _, a := range batch {
+		for _, a := range rest {
 			a.ambiguous = true
 		}
-		w.h.putBack(batch)
+		w.h.putBack(rest)
 		return err
-	case len(batch) > 1:
-		half := len(batch) / 2
-		if err := w.write(ctx, batch[:half]); err != nil {
-			w.h.putBack(batch[half:])
+	case len(rest) > 1:
+		half := len(rest) / 2
+		if err := w.write(ctx, rest[:half]); err != nil {
+			w.h.putBack(rest[half:])
 			return err
 		}
-		return w.write(ctx, batch[half:])
-	case !batch[0].reduced:
-		reduce(batch[0])
-		return w.write(ctx, batch)
-	default:
-		w.h.dropOutcome(batch[0], err)
-		return nil
+		return w.write(ctx, rest[half:])
+	case len(rest) == 1 && !rest[0].reduced:
+		reduce(rest[0])
+		return w.write(ctx, rest)
+	case len(rest) == 1:
+		w.h.dropOutcome(rest[0], err)
 	}
+	return nil
+}
+
+// split separates what took effect from the rest.
+func split(batch []*attempt, settled []delivery.Settled) (written, rest []*attempt) {
+	done := make(map[uuid.UUID]bool, len(settled))
+	for _, s := range settled {
+		done[s.ID] = true
+	}
+	for _, a := range batch {
+		if done[a.id] {
+			written = append(written, a)
+		} else {
+			rest = append(rest, a)
+		}
+	}
+	return written, rest
 }
 
 func (w *writer) send(ctx context.Context, batch []*attempt) ([]delivery.Settled, error) {

@@ -92,7 +92,12 @@ func TestSettle_OneBadOutcomeBlocksNoOther(t *testing.T) {
 		name string
 		// hopeless outcomes are refused even without their text.
 		hopeless bool
-	}{{"the text is at fault", false}, {"nothing helps", true}} {
+		// isolates: the store writes the good ones of a batch itself.
+		isolates bool
+	}{
+		{"the text is at fault", false, false}, {"nothing helps", true, false},
+		{"the text is at fault, and the store isolates it", false, true}, {"nothing helps, and the store isolates it", true, true},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newFakeStore()
@@ -106,6 +111,9 @@ func TestSettle_OneBadOutcomeBlocksNoOther(t *testing.T) {
 				h.Retry = RetryEkbatan()
 				b := newBench(store, h)
 				b.judge.messages = true
+				if tt.isolates {
+					b.handlingConfig.store = isolatingStore{store}
+				}
 				bad := store.add("h", 1)[0]
 				victim = bad.String()
 				store.bad = func(o delivery.Outcome) bool {
@@ -128,9 +136,24 @@ func TestSettle_OneBadOutcomeBlocksNoOther(t *testing.T) {
 				if n := b.obs.count(CountSettleError); n != 0 {
 					t.Errorf("%d errors counted: isolation is no outage", n)
 				}
+				if n := b.obs.count(CountStale); n != 0 {
+					t.Errorf("%d outcomes are taken for stale", n)
+				}
 			})
 		})
 	}
+}
+
+// isolatingStore writes what it can of a batch with a bad outcome.
+type isolatingStore struct{ *fakeStore }
+
+func (s isolatingStore) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
+	good := slices.DeleteFunc(slices.Clone(outcomes), s.bad)
+	settled, err := s.fakeStore.Settle(ctx, good)
+	if err == nil && len(good) < len(outcomes) {
+		err = errRejected
+	}
+	return settled, err
 }
 
 func TestSettle_BatchesUnderLoadAndNotWhenIdle(t *testing.T) {

@@ -41,7 +41,9 @@ type HandlingStore interface {
 	// handlers is due, by the database's clock; ok is false when there is none.
 	NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error)
 	// Settle writes outcomes in one statement, each fenced by its token. The
-	// result lists those that took effect.
+	// result lists those that took effect, together with an error too: the others may or
+	// may not have been written, unless the store's Rejected says true, which means that
+	// the data of at least one of them is at fault and none of them was written.
 	Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error)
 	// Renew extends leases in one statement and returns those it still held.
 	Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (held []uuid.UUID, err error)
