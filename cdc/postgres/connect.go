@@ -77,11 +77,6 @@ func (s *Source) dial(ctx context.Context, use purpose) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.cfg.BeforeConnect != nil {
-		if err := s.cfg.BeforeConnect(ctx, cfg); err != nil {
-			return nil, retryable(reasonAuth, fmt.Errorf("fetch credentials: %w", err), "")
-		}
-	}
 	name := "cdc-dispatcher " + s.cfg.Instance
 	lastByte := new(atomic.Int64)
 	if use == forStream {
@@ -94,6 +89,11 @@ func (s *Source) dial(ctx context.Context, use purpose) (*session, error) {
 	cfg.RuntimeParams["application_name"] = name[:min(len(name), 63)]
 	// Rows arrive in the client's encoding, so it must not depend on a role's default.
 	cfg.RuntimeParams["client_encoding"] = "UTF8"
+	if s.cfg.BeforeConnect != nil {
+		if err := s.cfg.BeforeConnect(ctx, cfg); err != nil {
+			return nil, retryable(reasonAuth, fmt.Errorf("prepare the connection: %w", err), "")
+		}
+	}
 	lifetime, release := context.WithCancel(context.Background())
 	dial := cfg.DialFunc
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -1,0 +1,420 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+// senderTimeout sets wal_sender_timeout for new sessions of a database.
+func senderTimeout(db *testdb.DB, timeout string) {
+	db.Exec(fmt.Sprintf("ALTER DATABASE %s SET wal_sender_timeout = '%s'", pgx.Identifier{db.Name()}.Sanitize(), timeout))
+}
+
+// passed waits until d has passed by the server's clock.
+func passed(t *testing.T, dsn string, d time.Duration) {
+	t.Helper()
+	since := query[time.Time](t, dsn, "SELECT clock_timestamp()")
+	testdb.WaitFor(t, d.String()+" to pass", func() bool {
+		return query[bool](t, dsn, "SELECT clock_timestamp() > $1::timestamptz + $2::interval", since, d)
+	})
+}
+
+func TestB15_SlowConsumerKeepsItsConnection(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		small, large, timeout := 2000, 20000, 2*time.Second
+		if soak() {
+			small, large, timeout = 50000, 500000, 5*time.Second
+		}
+		senderTimeout(db, timeout.String())
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		pid := sender(t, db.DSN(), cfg.Slot).pid
+		r.hold()
+		conn := connect(t, db.DSN())
+		for i := range small {
+			if _, err := conn.Exec(t.Context(), insertEvents, i, i+1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		db.Exec(insertEvents, small, small+large)
+		r.waitMode(cdc.ModeCatchingUp)
+		passed(t, db.DSN(), 3*timeout)
+		if got := sender(t, db.DSN(), cfg.Slot).pid; got != pid {
+			t.Errorf("walsender %d became %d while the consumer waited", pid, got)
+		}
+		r.release()
+		r.waitFor(small + large)
+		// A large transaction that has nothing for us is decoded in silence.
+		db.Exec("CREATE TABLE other (x text); INSERT INTO other SELECT repeat(md5(i::text), 10) FROM generate_series(1, 100000) i")
+		db.Exec(insertEvents, -1, 0)
+		r.waitFor(small + large + 1)
+		if got := sender(t, db.DSN(), cfg.Slot).pid; got != pid {
+			t.Errorf("walsender %d became %d", pid, got)
+		}
+		if n := r.src.Status().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+	})
+}
+
+func TestB16_AcknowledgementsFromEverywhere(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		acks := 3000
+		if soak() {
+			acks = 32000
+		}
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		var group sync.WaitGroup
+		for range 32 {
+			group.Go(func() {
+				for range acks {
+					r.src.Ack(r.lastPosition())
+				}
+			})
+		}
+		conn := connect(t, db.DSN())
+		for i := range 500 {
+			if _, err := conn.Exec(t.Context(), insertEvents, i, i+1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		group.Wait()
+		r.waitFor(500)
+		testdb.WaitFor(t, "the confirmation", func() bool {
+			return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.lastPosition())
+		})
+		if n := r.src.Status().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+	})
+}
+
+func TestB17_CleanShutdownIsNotHeldUp(t *testing.T) {
+	pending := func(t *testing.T, dsn string, r *reader) {
+		exec(t, dsn, insertEvents, 0, 10)
+		r.waitFor(10)
+	}
+	// noWatcher leaves only what the stream itself notices.
+	noWatcher := func(_ context.Context, cfg *pgconn.Config) error {
+		if cfg.RuntimeParams["replication"] == "" {
+			return errors.New("no side connection in this test")
+		}
+		return nil
+	}
+	for name, tc := range map[string]struct {
+		options []func(*reader)
+		before  func(context.Context, *pgconn.Config) error
+		prepare func(t *testing.T, dsn string, r *reader)
+	}{
+		"idle":                     {nil, nil, func(*testing.T, string, *reader) {}},
+		"pending":                  {[]func(*reader){noAck}, nil, pending},
+		"pending, without watcher": {[]func(*reader){noAck}, noWatcher, pending},
+		"blocked with a backlog": {[]func(*reader){held}, nil, func(t *testing.T, dsn string, r *reader) {
+			for i := range 20 {
+				exec(t, dsn, "INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 30) FROM generate_series($1::int, $2::int - 1) i",
+					i*1000, (i+1)*1000)
+			}
+			r.waitMode(cdc.ModeCatchingUp)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
+				dsn := server.DSN("postgres")
+				cfg := configFor(dsn, "stop")
+				cfg.BeforeConnect = tc.before
+				r := start(t, cfg, tc.options...)
+				r.waitMode(cdc.ModeStreaming)
+				tc.prepare(t, dsn, r)
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				begin := time.Now()
+				if err := server.Stop(ctx, localserver.StopFast); err != nil {
+					t.Fatalf("the shutdown was held up: %v", err)
+				}
+				t.Logf("the shutdown took %s", time.Since(begin).Round(time.Millisecond))
+				testdb.WaitFor(t, "the reader to notice", func() bool { return r.src.Status().Mode == cdc.ModeConnecting })
+				attempts := r.src.Status().Reconnects
+				testdb.WaitFor(t, "some attempts to connect", func() bool { return r.src.Status().Reconnects > attempts+3 })
+				if n := r.log.count("level=WARN"); n != 1 {
+					t.Errorf("the outage made %d lines, want one", n)
+				}
+				if err := server.Start(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				r.mu.Lock()
+				r.noAck = false
+				if r.held != nil {
+					close(r.held)
+					r.held = nil
+				}
+				r.mu.Unlock()
+				exec(t, dsn, insertEvents, 100000, 100010)
+				testdb.WaitFor(t, "every event", func() bool {
+					return r.distinct() == query[int](t, dsn, "SELECT count(*) FROM events")
+				})
+				if gaps := r.gapReasons(); len(gaps) != 0 {
+					t.Errorf("gaps %v", gaps)
+				}
+			})
+		})
+	}
+}
+
+func TestB17_ShutdownUnderLoad(t *testing.T) {
+	eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
+		dsn := server.DSN("postgres")
+		r := start(t, configFor(dsn, "load"))
+		r.waitMode(cdc.ModeStreaming)
+		var group sync.WaitGroup
+		for w := range 4 {
+			conn := connect(t, dsn)
+			group.Go(func() {
+				for i := 0; ; i++ { // until the server is gone
+					if _, err := conn.Exec(context.Background(), insertEvents, w*1000000+i, w*1000000+i+1); err != nil {
+						return
+					}
+				}
+			})
+		}
+		r.waitFor(200)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if err := server.Stop(ctx, localserver.StopFast); err != nil {
+			t.Fatalf("the shutdown was held up: %v", err)
+		}
+		group.Wait()
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		testdb.WaitFor(t, "every event", func() bool {
+			return r.distinct() == query[int](t, dsn, "SELECT count(*) FROM events")
+		})
+	})
+}
+
+func TestServerCrashLosesNothing(t *testing.T) {
+	eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
+		dsn := server.DSN("postgres")
+		r := start(t, configFor(dsn, "crash"))
+		r.waitMode(cdc.ModeStreaming)
+		var group sync.WaitGroup
+		for w := range 4 {
+			conn := connect(t, dsn)
+			group.Go(func() {
+				for i := 0; ; i++ {
+					if _, err := conn.Exec(context.Background(), insertEvents, w*1000000+i, w*1000000+i+1); err != nil {
+						return
+					}
+				}
+			})
+		}
+		r.waitFor(200)
+		if err := server.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		group.Wait()
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		exec(t, dsn, insertEvents, -10, 0)
+		testdb.WaitFor(t, "every event that survived", func() bool {
+			return r.distinct() >= query[int](t, dsn, "SELECT count(*) FROM events") && r.count("-1") > 0
+		})
+		if gaps := r.gapReasons(); len(gaps) != 0 {
+			t.Errorf("gaps %v", gaps)
+		}
+	})
+}
+
+func TestB18_SilentServerIsNoticedAndReplaced(t *testing.T) {
+	eachServer(t, map[string]string{"wal_sender_timeout": "2s"}, func(t *testing.T, server *localserver.Postgres) {
+		dsn := server.DSN("postgres")
+		cfg := configFor(dsn, "frozen")
+		cfg.ConnectTimeout = time.Second
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		fresh := func() bool {
+			s := r.src.Status()
+			return time.Since(s.LastByte) <= s.StaleAfter
+		}
+		// Idle but healthy: it stays fresh for much longer than the limit.
+		since := time.Now()
+		testdb.WaitFor(t, "a long idle time", func() bool {
+			if !fresh() {
+				t.Fatalf("an idle server counts as silent after %s", time.Since(since))
+			}
+			return time.Since(since) > 6*time.Second
+		})
+		if n := r.src.Status().Reconnects; n != 0 {
+			t.Fatalf("%d reconnects while idle", n)
+		}
+		if err := server.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		testdb.WaitFor(t, "readiness to turn false", func() bool { return !fresh() })
+		testdb.WaitFor(t, "the connection to be given up", func() bool { return r.src.Status().Reconnects > 0 })
+		if err := server.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		exec(t, dsn, insertEvents, 0, 10)
+		r.waitFor(10)
+		testdb.WaitFor(t, "readiness to come back", fresh)
+	})
+}
+
+func TestB19_FiftyTerminations(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		cfg.BackoffMax = 4 * cfg.BackoffMin // the streams end before they bring anything
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		var written atomic.Int64
+		for w := range 4 {
+			conn := connect(t, db.DSN())
+			group.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					if _, err := conn.Exec(context.Background(), insertEvents, w*1000000+i, w*1000000+i+1); err != nil {
+						t.Error(err)
+						return
+					}
+					written.Add(1)
+				}
+			})
+		}
+		for range 50 {
+			// The stream's session and, every other time, the watcher's as well.
+			before := r.src.Status().Reconnects
+			testdb.WaitFor(t, "a session to end", func() bool {
+				return query[bool](t, db.DSN(), `SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
+					WHERE datname = current_database() AND backend_type = 'walsender'`)
+			})
+			db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+				WHERE datname = current_database() AND application_name LIKE '%watch'`)
+			testdb.WaitFor(t, "a new stream", func() bool {
+				return r.src.Status().Reconnects > before && r.src.Status().Mode == cdc.ModeStreaming
+			})
+		}
+		cancel()
+		group.Wait()
+		testdb.WaitFor(t, "every event", func() bool { return int64(r.distinct()) == written.Load() })
+		if gaps := r.gapReasons(); len(gaps) != 0 {
+			t.Errorf("gaps %v", gaps)
+		}
+		if n := r.log.count("level=WARN"); n > 5 {
+			t.Errorf("50 terminations made %d warnings", n)
+		}
+	})
+}
+
+func TestB20_TwoReplicasOneStreams(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		senderTimeout(db, "3s")
+		cfg := testConfig(db)
+		proxy := faultproxy.New(t, fmt.Sprintf("%s:%d", db.Server().Host(), db.Server().Port()))
+		first := cfg
+		first.DSN = onHost(t, cfg.DSN, proxy.Addr())
+		first.ConnectTimeout = time.Second
+		one := start(t, first)
+		one.waitMode(cdc.ModeStreaming)
+		two := start(t, cfg)
+		two.waitMode(cdc.ModeStandby)
+		db.Exec(insertEvents, 0, 10)
+		one.waitFor(10)
+		if n := two.distinct(); n != 0 {
+			t.Fatalf("the standby got %d events", n)
+		}
+		passed(t, db.DSN(), time.Second) // some twenty looks
+		if n := two.log.count("standing by"); n != 1 {
+			t.Errorf("the standby logged %d times, want once", n)
+		}
+		proxy.Blackhole()
+		db.Exec(insertEvents, 10, 20)
+		lost := query[time.Time](t, db.DSN(), "SELECT clock_timestamp()")
+		testdb.WaitFor(t, "the standby to take over", func() bool { return two.src.Status().Mode == cdc.ModeStreaming })
+		if took := query[time.Time](t, db.DSN(), "SELECT clock_timestamp()").Sub(lost); took > 8*time.Second {
+			t.Errorf("the take-over took %s, more than wal_sender_timeout + 5 s", took)
+		}
+		testdb.WaitFor(t, "the events of the dead replica", func() bool { return two.count("19") == 1 })
+		proxy.Heal()
+		one.waitMode(cdc.ModeStandby)
+		if gaps := append(one.gapReasons(), two.gapReasons()...); len(gaps) != 0 {
+			t.Errorf("gaps %v", gaps)
+		}
+	})
+}
+
+func TestB20_ReplicasStartedTogether(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		replicas := []*reader{start(t, cfg), start(t, cfg), start(t, cfg)}
+		modes := func() (streaming, standby int) {
+			for _, r := range replicas {
+				switch r.src.Status().Mode {
+				case cdc.ModeStreaming:
+					streaming++
+				case cdc.ModeStandby:
+					standby++
+				}
+			}
+			return streaming, standby
+		}
+		testdb.WaitFor(t, "one to stream and two to stand by", func() bool {
+			streaming, standby := modes()
+			return streaming == 1 && standby == 2
+		})
+		db.Exec(insertEvents, 0, 100)
+		testdb.WaitFor(t, "every event", func() bool {
+			return replicas[0].distinct()+replicas[1].distinct()+replicas[2].distinct() == 100
+		})
+		for _, r := range replicas {
+			if gaps := r.gapReasons(); len(gaps) != 0 {
+				t.Errorf("gaps %v", gaps)
+			}
+		}
+	})
+}
+
+func TestB21_SessionLimitsDoNotEndTheStream(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		for _, limit := range []string{"statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout", "lock_timeout"} {
+			db.Exec(fmt.Sprintf("ALTER DATABASE %s SET %s = '300ms'", pgx.Identifier{db.Name()}.Sanitize(), limit))
+		}
+		if db.Server().Major() >= 17 {
+			db.Exec(fmt.Sprintf("ALTER DATABASE %s SET transaction_timeout = '300ms'", pgx.Identifier{db.Name()}.Sanitize()))
+		}
+		cfg := testConfig(db)
+		cfg.WatchInterval = time.Second // longer than the limit
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		admin := db.Server().DSN("postgres")
+		const sessions = "SELECT string_agg(pid::text, ' ' ORDER BY pid) FROM pg_stat_activity WHERE datname = $1 AND application_name LIKE 'cdc-dispatcher%'"
+		testdb.WaitFor(t, "both sessions", func() bool {
+			return query[int](t, admin, "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND application_name LIKE 'cdc-dispatcher%'", db.Name()) == 2
+		})
+		before := query[string](t, admin, sessions, db.Name())
+		passed(t, admin, 3*time.Second)
+		if after := query[string](t, admin, sessions, db.Name()); after != before {
+			t.Errorf("sessions %s became %s", before, after)
+		}
+		exec(t, db.DSN(), insertEvents, 0, 10)
+		r.waitFor(10)
+	})
+}
