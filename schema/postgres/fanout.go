@@ -197,10 +197,14 @@ func (s *Store) fanOutImages(
 		ids, namespaces, actionIDs, actionNames, modelIDs, modelTypes, types, traces []string
 		params, started, completed, dates, headers                                   []*string
 		payloads                                                                     [][]byte
+		keys                                                                         []string
+		targets                                                                      []int64
 	)
 	for _, n := range images {
 		e := b.event(n)
 		ids = append(ids, e.ID)
+		keys = append(keys, cmp.Or(e.Key, e.ID))
+		targets = append(targets, int64(len(b.Fans[b.order[n-1]].Targets)))
 		namespaces = append(namespaces, e.Namespace)
 		actionIDs = append(actionIDs, e.ActionID)
 		actionNames = append(actionNames, e.ActionName)
@@ -217,12 +221,12 @@ func (s *Store) fanOutImages(
 	}
 	args := append([]any{images, ids, t.inColumn()}, b.targetArgs(images)...)
 	args = append(args, namespaces, actionIDs, actionNames, params, started, completed,
-		modelIDs, modelTypes, types, payloads, dates, traces, headers)
+		modelIDs, modelTypes, types, payloads, dates, traces, headers, keys, targets)
 	var (
 		inserted, leased []pgtype.UUID
 		fresh            []int64
 	)
-	if err := s.pool.QueryRow(ctx, s.sql.image, args...).Scan(&inserted, &leased, &fresh); err != nil {
+	if err := s.pool.QueryRow(ctx, t.image, args...).Scan(&inserted, &leased, &fresh); err != nil {
 		return err
 	}
 	result.Created = append(result.Created, b.created(inserted, leased)...)

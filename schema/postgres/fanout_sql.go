@@ -64,10 +64,20 @@ const insertSQL = `
     RETURNING d.id, d.lease_token
 )`
 
-// imageSQL inserts the deliveries of events that the table does not show, from the log's image. An
+// imageSQL inserts the deliveries of events that the table did not show, from the log's image. An
 // event that has deliveries was fanned out before, and its row deleted since.
+//
+// The log can be faster than the table: the server sends a commit once it is on disk, a moment before
+// other sessions see it. That moment has passed as a rule when this statement begins, so it marks the rows
+// that have come into sight, and the poller has nothing to find later. It marks before
+// it inserts, as fanOutSQL does, so that the two never wait for each other.
 const imageSQL = `
-WITH fresh AS MATERIALIZED (
+WITH batch AS MATERIALIZED (
+    SELECT b.n, b.id::uuid AS id, b.key::{key} AS key, b.targets
+    FROM unnest($1::bigint[], $2::text[], $27::text[], $28::bigint[]) AS b (n, id, key, targets)
+), marked AS (
+    {mark_late}
+), fresh AS MATERIALIZED (
     SELECT i.n, i.id::uuid AS id, i.namespace, COALESCE(NULLIF(i.action_id, ''), i.id)::uuid AS action_id, i.action_name,
            COALESCE(i.action_params::jsonb, '{}') AS action_params,
            COALESCE(i.started_date::timestamp, i.event_date::timestamp, {now}) AS started_date,
@@ -82,6 +92,7 @@ WITH fresh AS MATERIALIZED (
         AS i (n, id, namespace, action_id, action_name, action_params, started_date, completion_date,
               model_id, model_type, event_type, payload, event_date, traceparent, headers)
     WHERE NOT EXISTS (SELECT FROM {deliveries} d WHERE d.event_id = i.id::uuid)
+      AND (SELECT count(*) FROM marked) >= 0
 )` + insertSQL + `
 SELECT ARRAY(SELECT id FROM inserted),
        ARRAY(SELECT id FROM inserted WHERE lease_token IS NOT NULL),
@@ -126,6 +137,13 @@ func (t *eventTable) render() {
 		"{mark}", t.markSQL(),
 	)
 	t.fanOut = x.Replace(fanOutSQL)
+	markLate := "SELECT n FROM batch"
+	if t.Mark.Kind != schema.MarkNone {
+		markLate = "{mark} RETURNING b.n"
+	}
+	// Images are of distinct events, whatever the table's key allows.
+	image := strings.NewReplacer("{mark_late}", markLate, "{unique}", "fresh").Replace(imageSQL)
+	t.image = x.Replace(image)
 	t.quarantineUnmarked = x.Replace(quarantineUnmarkedSQL)
 	t.quarantine = t.quarantineUnmarked
 	if t.Mark.Kind != schema.MarkNone {

@@ -85,7 +85,7 @@ func (t *eventTable) undeliveredRowsSQL() string {
 	// each wanted type is read by itself; the types that a pattern may mean are found by
 	// skipping from one to the next.
 	column := t.ref(t.Columns.Type)
-	next := `SELECT ` + typ + ` FROM ` + t.from + ` AS t WHERE ` + t.pending() + ` AND ` + column
+	next := `SELECT ` + typ + ` AS type FROM ` + t.from + ` AS t WHERE ` + t.pending() + ` AND ` + column
 	return `
     WITH RECURSIVE present AS (
         (` + next + ` > '' AND ($1::boolean OR cardinality($3::text[]) > 0) ORDER BY ` + column + ` LIMIT 1)

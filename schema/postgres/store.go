@@ -80,7 +80,7 @@ type statements struct {
 	// now and deliveries are parts of the statements about the event table.
 	now, deliveries string
 
-	image, unlease                              string
+	unlease                                     string
 	claim, candidates, nextDue                  string
 	settle, renew                               string
 	syncHandlers, orphans, block, stuck, revive string
@@ -101,7 +101,6 @@ func render(schemaName, now string) statements {
 	return statements{
 		now:          now,
 		deliveries:   in("event_notifications"),
-		image:        x.Replace(imageSQL),
 		unlease:      x.Replace(unleaseSQL),
 		claim:        x.Replace(claimSQL),
 		candidates:   x.Replace(candidatesSQL),
