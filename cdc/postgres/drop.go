@@ -27,17 +27,15 @@ func Drop(ctx context.Context, cfg Config, force bool) error {
 	if err != nil {
 		return err
 	}
-	if slot.Active {
-		if !force {
-			return fmt.Errorf("slot %q: %w (pid %d)", s.cfg.Slot, ErrSlotActive, slot.ActivePID)
-		}
-		// The function waits until the session is gone.
-		if _, err := c.query(ctx, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", slot.ActivePID)); err != nil {
-			return fmt.Errorf("end session %d: %w", slot.ActivePID, err)
-		}
+	if slot.Active && !force {
+		return fmt.Errorf("slot %q: %w (pid %d)", s.cfg.Slot, ErrSlotActive, slot.ActivePID)
 	}
 	if slot.exists {
-		if _, err := c.query(ctx, fmt.Sprintf("SELECT pg_drop_replication_slot(%s)", quoteLiteral(s.cfg.Slot))); err != nil {
+		// In one statement, so that a reader that comes back cannot slip in between.
+		if _, err := c.query(ctx, fmt.Sprintf(`DO $drop$ BEGIN
+			PERFORM pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = %[1]s AND active;
+			PERFORM pg_drop_replication_slot(%[1]s);
+		END $drop$`, quoteLiteral(s.cfg.Slot))); err != nil {
 			return fmt.Errorf("drop slot %q: %w", s.cfg.Slot, err)
 		}
 	}

@@ -287,7 +287,7 @@ func TestB19_FiftyTerminations(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		var written atomic.Int64
-		for w := range 4 {
+		for w := range 2 {
 			conn := connect(t, db.DSN())
 			group.Go(func() {
 				for i := 0; ctx.Err() == nil; i++ {

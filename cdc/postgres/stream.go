@@ -172,8 +172,10 @@ func (st *stream) take(ctx context.Context, message pgproto3.BackendMessage) err
 	case *pgproto3.ErrorResponse:
 		return pgconn.ErrorResponseToPgError(m)
 	case *pgproto3.NoticeResponse:
-		// From 18 on a missing publication is a warning, and its rows are skipped.
-		if m.Code == stateNotReady && !st.a.tolerate {
+		// From 18 on a missing publication is a warning, and its rows are skipped. The
+		// state is shared with other warnings, so the place in the server's source is
+		// asked as well.
+		if m.Code == stateNotReady && m.File == "pgoutput.c" && !st.a.tolerate {
 			return fmt.Errorf("%w: %s", errPublication, m.Message)
 		}
 		return nil

@@ -1,0 +1,368 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+// loseSlot makes the server invalidate an unused slot: more log is written than
+// max_slot_wal_keep_size allows.
+func loseSlot(t *testing.T, dsn, slot string) {
+	t.Helper()
+	testdb.WaitFor(t, "the slot to be lost", func() bool {
+		exec(t, dsn, "SELECT pg_logical_emit_message(false, 'noise', 'x'); SELECT pg_switch_wal(); CHECKPOINT")
+		return query[bool](t, dsn, "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = $1", slot)
+	})
+}
+
+func TestB26_LostSlotIsReplacedAndTheGapAnnounced(t *testing.T) {
+	settings := map[string]string{"max_slot_wal_keep_size": "16MB", "min_wal_size": "32MB", "max_wal_size": "48MB"}
+	eachServer(t, settings, func(t *testing.T, server *localserver.Postgres) {
+		dsn := server.DSN("postgres")
+		cfg := configFor(dsn, "lost")
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		exec(t, dsn, insertEvents, 0, 10)
+		r.waitFor(10)
+		testdb.WaitFor(t, "the retained bytes and their limit", func() bool {
+			s := r.src.Status()
+			return s.RetainedBytes >= 0 && s.RetainLimitBytes == 16<<20
+		})
+		r.stop()
+		exec(t, dsn, insertEvents, 10, 20)
+		loseSlot(t, dsn, cfg.Slot)
+
+		r.run()
+		r.waitGap(gapSlotLost)
+		r.waitMode(cdc.ModeStreaming)
+		exec(t, dsn, insertEvents, 20, 30)
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
+		if r.count("15") != 0 {
+			t.Error("an event of the lost stretch arrived")
+		}
+		gap := r.gap(0)
+		if !strings.Contains(gap.Detail, "max_slot_wal_keep_size") || gap.To == "" {
+			t.Errorf("gap %+v does not name the setting and the end", gap)
+		}
+		if n := r.src.Status().Gaps; n != 1 {
+			t.Errorf("Status counts %d gaps, want 1", n)
+		}
+		testdb.WaitFor(t, "the confirmation", func() bool {
+			return confirmedLSN(t, dsn, cfg.Slot) >= point(t, r.lastPosition())
+		})
+
+		// Not ours to replace: the statement is named, and nothing is dropped.
+		r.stop()
+		loseSlot(t, dsn, cfg.Slot)
+		cfg.Create = false
+		err := start(t, cfg).failed()
+		if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "pg_drop_replication_slot") {
+			t.Errorf("with Create off: %v", err)
+		}
+	})
+}
+
+func TestB26_IdleTimeoutOf18(t *testing.T) {
+	t.Parallel()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		if major < 18 {
+			return // older servers have no such timeout
+		}
+		server := testdb.Dedicated(t, major, map[string]string{"idle_replication_slot_timeout": "1s"})
+		dsn := server.DSN("postgres")
+		exec(t, dsn, eventsTable)
+		cfg := configFor(dsn, "idle")
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		r.stop()
+		testdb.WaitFor(t, "the slot to be invalidated", func() bool {
+			exec(t, dsn, "SELECT pg_logical_emit_message(false, 'noise', 'x'); CHECKPOINT")
+			return query[bool](t, dsn, "SELECT invalidation_reason IS NOT NULL FROM pg_replication_slots")
+		})
+		r.run()
+		r.waitGap(gapSlotLost)
+		if gap := r.gap(0); !strings.Contains(gap.Detail, "idle_replication_slot_timeout") {
+			t.Errorf("gap %+v does not name the setting", gap)
+		}
+		exec(t, dsn, insertEvents, 0, 10)
+		r.waitFor(10)
+	})
+}
+
+func TestB26_SlotDroppedWhileRunning(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 0, 10)
+		r.waitFor(10)
+		dropUnderneath(t, db, cfg.Slot)
+		r.waitGap(gapSlotMissing)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 10, 20)
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("19") == 1 })
+		if gap := r.gap(0); gap.From == "" || gap.To == "" || point(t, gap.From) > point(t, gap.To) {
+			t.Errorf("gap from %q to %q", gap.From, gap.To)
+		}
+	})
+}
+
+// dropUnderneath drops a slot that a reader streams from, which fights for it.
+func dropUnderneath(t *testing.T, db *testdb.DB, slot string) {
+	t.Helper()
+	conn := connect(t, db.DSN())
+	testdb.WaitFor(t, "the slot to be dropped", func() bool {
+		_, err := conn.Exec(t.Context(), `DO $$ BEGIN
+			PERFORM pg_terminate_backend(active_pid, 1000) FROM pg_replication_slots WHERE slot_name = '`+slot+`' AND active;
+			PERFORM pg_drop_replication_slot('`+slot+`');
+		END $$`)
+		return err == nil
+	})
+}
+
+func TestB26_SlotsAreNotReplacedInATightLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src, err := New(Config{DSN: "host=localhost", Tables: []Table{events}, BackoffMax: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		for i, want := range []time.Duration{0, 10 * time.Second, 20 * time.Second} {
+			if err := src.paceReanchor(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := time.Since(begin); got != want {
+				t.Errorf("replacement %d came after %s, want %s", i+1, got, want)
+			}
+		}
+		if err := sleep(t.Context(), 2*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		begin = time.Now()
+		if err := src.paceReanchor(t.Context()); err != nil || time.Since(begin) != 0 {
+			t.Errorf("the first replacement in hours waited %s (%v)", time.Since(begin), err)
+		}
+	})
+}
+
+func TestB27_PublicationBeforeSlot(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		r := start(t, testConfig(db))
+		r.waitMode(cdc.ModeStreaming)
+		log := r.log.String()
+		if p, s := strings.Index(log, "changed the publication"), strings.Index(log, "created the slot"); p < 0 || s < 0 || p > s {
+			t.Error("the slot was not created after the publication")
+		}
+	})
+}
+
+func TestB27_PublicationYoungerThanTheSlot(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'pgoutput')")
+		db.Exec(insertEvents, 0, 10)
+		// By hand, so that only the log tells that it was missing.
+		db.Exec("CREATE PUBLICATION " + cfg.Publication + " FOR TABLE events WITH (publish = 'insert', publish_via_partition_root)")
+		db.Exec(insertEvents, 10, 20)
+		r := start(t, cfg)
+		r.waitGap(gapPublication)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 20, 30)
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
+		if n := r.src.Status().Gaps; n != 1 {
+			t.Errorf("Status counts %d gaps, want 1", n)
+		}
+	})
+}
+
+func TestB27_PublicationYoungerThanTheSlotOfAnAdmin(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		cfg.Create = false
+		db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'pgoutput')")
+		db.Exec(insertEvents, 0, 10)
+		db.Exec("CREATE PUBLICATION " + cfg.Publication + " FOR TABLE events WITH (publish = 'insert', publish_via_partition_root)")
+		db.Exec(insertEvents, 10, 20)
+		r := start(t, cfg)
+		if db.Server().Major() < 18 { // such a slot can never be used
+			err := r.failed()
+			if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "pg_drop_replication_slot") {
+				t.Errorf("Run: %v", err)
+			}
+			return
+		}
+		r.waitGap(gapPublication) // newer servers skip the rows, with a warning
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("19") == 1 })
+	})
+}
+
+func TestB27_PublicationReplacedWhileRunning(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 0, 10)
+		r.waitFor(10)
+		db.Exec("DROP PUBLICATION " + cfg.Publication)
+		db.Exec(insertEvents, 10, 20)
+		r.waitGap(gapPublication)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 20, 30)
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
+	})
+}
+
+func TestB27_TableTakenOutOfThePublication(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec("CREATE TABLE other (id int); ALTER PUBLICATION " + cfg.Publication + " SET TABLE other")
+		r.waitGap(gapPublicationTable)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 0, 10)
+		db.Exec("INSERT INTO other VALUES (1), (2)")
+		r.waitFor(10)
+		testdb.WaitFor(t, "the foreign rows to be counted", func() bool { return r.src.Status().ForeignRows == 2 })
+	})
+}
+
+func TestB28_SlotCreationBehindAnOpenTransaction(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		blocker := connect(t, db.DSN())
+		run(t, blocker, "BEGIN; INSERT INTO events VALUES (1)")
+		pid := query[int](t, db.DSN(), "SELECT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_backend_pid() AND database IS NULL LIMIT 1")
+		impatient := func(r *reader) { r.src.patience = 200 * time.Millisecond }
+		r := start(t, cfg, impatient)
+		testdb.WaitFor(t, "the blocking session to be named", func() bool {
+			return strings.Contains(r.log.String(), fmt.Sprintf("blocking_pid=%d", pid))
+		})
+		r.stop()
+		testdb.WaitFor(t, "no half-made slot", func() bool {
+			return query[int](t, db.DSN(), "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", cfg.Slot) == 0
+		})
+		again := start(t, cfg, impatient)
+		testdb.WaitFor(t, "the new attempt to wait", func() bool { return strings.Contains(again.log.String(), "blocking_pid") })
+		run(t, blocker, "COMMIT")
+		again.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 2, 12)
+		again.waitFor(10)
+	})
+}
+
+func TestB30_WaitingForStandbyIsNotDead(t *testing.T) {
+	t.Parallel()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		if major < 17 {
+			return // synchronized_standby_slots came with 17
+		}
+		server := testdb.Dedicated(t, major, map[string]string{"synchronized_standby_slots": "dead"})
+		dsn := server.DSN("postgres")
+		exec(t, dsn, eventsTable)
+		exec(t, dsn, "SELECT pg_create_physical_replication_slot('dead', true)")
+		cfg := configFor(dsn, "failover")
+		cfg.Failover = true
+		r := start(t, cfg)
+		testdb.WaitFor(t, "the failover slot", func() bool {
+			return query[int](t, dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND failover", cfg.Slot) == 1
+		})
+		exec(t, dsn, insertEvents, 0, 10)
+		r.waitMode(cdc.ModeWaitingForStandby)
+		if n := r.distinct(); n != 0 {
+			t.Errorf("%d events arrived before the standby had them", n)
+		}
+		exec(t, dsn, "ALTER SYSTEM SET synchronized_standby_slots = ''; SELECT pg_reload_conf()")
+		r.waitFor(10)
+		r.waitMode(cdc.ModeStreaming)
+	})
+}
+
+func TestB31_StoppingDropsNothing(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		if err := Drop(t.Context(), cfg, false); !errors.Is(err, ErrSlotActive) {
+			t.Errorf("Drop while a session streams: %v", err)
+		}
+		r.stop()
+		const there = "SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1) + (SELECT count(*) FROM pg_publication WHERE pubname = $2)"
+		if n := query[int](t, db.DSN(), there, cfg.Slot, cfg.Publication); n != 2 {
+			t.Errorf("slot and publication after a clean stop: %d of 2", n)
+		}
+		if err := Drop(t.Context(), cfg, false); err != nil {
+			t.Errorf("Drop: %v", err)
+		}
+		if n := query[int](t, db.DSN(), there, cfg.Slot, cfg.Publication); n != 0 {
+			t.Errorf("slot and publication after Drop: %d", n)
+		}
+		if err := Drop(t.Context(), cfg, false); err != nil {
+			t.Errorf("Drop of nothing: %v", err)
+		}
+		r.run()
+		r.waitMode(cdc.ModeStreaming)
+		if err := Drop(t.Context(), cfg, true); err != nil {
+			t.Errorf("forced Drop: %v", err)
+		}
+	})
+}
+
+// TestB29_AnotherServer leads the DSN to a second server, as a name that moves does.
+func TestB29_AnotherServer(t *testing.T) {
+	t.Parallel()
+	one := testdb.Postgres(t, 15)
+	far := testdb.Dedicated(t, 15, nil)
+	one.Exec(eventsTable)
+	exec(t, far.DSN("postgres"), eventsTable)
+	cfg := testConfig(one)
+	moved := make(chan struct{})
+	cfg.BeforeConnect = func(_ context.Context, c *pgconn.Config) error {
+		select {
+		case <-moved:
+			c.Port, c.Database = uint16(far.Port()), "postgres"
+		default:
+		}
+		return nil
+	}
+	r := start(t, cfg)
+	r.waitMode(cdc.ModeStreaming)
+	for range 5 { // far ahead of a new server
+		one.Exec("SELECT pg_switch_wal()")
+	}
+	one.Exec(insertEvents, 0, 10)
+	r.waitFor(10)
+	old := r.lastPosition()
+	close(moved)
+	one.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '" + cfg.Slot + "'")
+	r.waitGap(gapServerChanged)
+	r.waitMode(cdc.ModeStreaming)
+	r.mu.Lock()
+	r.noAck = true
+	r.mu.Unlock()
+	exec(t, far.DSN("postgres"), insertEvents, 10, 20)
+	r.waitFor(20)
+	if !strings.HasSuffix(string(r.lastPosition()), "#1") {
+		t.Errorf("position %s is not of a new epoch", r.lastPosition())
+	}
+	r.src.Ack(old) // a late acknowledgement, of a larger position on the old server
+	at := confirmedLSN(t, far.DSN("postgres"), cfg.Slot)
+	if at >= point(t, r.lastPosition()) {
+		t.Errorf("confirmed %s by an acknowledgement of %s from the other server", at, old)
+	}
+	r.src.Ack(r.lastPosition())
+	testdb.WaitFor(t, "the confirmation", func() bool {
+		return confirmedLSN(t, far.DSN("postgres"), cfg.Slot) >= point(t, r.lastPosition())
+	})
+}
