@@ -30,13 +30,13 @@ WITH clock AS MATERIALIZED (
         AS w (n, stored, room, scan, window_us, max_claims)
 ), due AS MATERIALIZED (
     SELECT w.n, w.room, d.id, d.next_retry_at,
-           CASE WHEN w.window_us > 0 AND d.event_date < c.now - w.window_us * interval '1 microsecond' THEN 'EXPIRED'
+           CASE WHEN w.window_us > 0 AND d.window_start < c.now - w.window_us * interval '1 microsecond' THEN 'EXPIRED'
                 WHEN w.max_claims > 0 AND d.claims >= w.max_claims THEN 'DEAD'
            END AS ends
     FROM want w
     CROSS JOIN clock c
     CROSS JOIN LATERAL (
-        SELECT d.id, d.next_retry_at, d.event_date, COALESCE(d.claim_count, d.attempts) AS claims
+        SELECT d.id, d.next_retry_at, GREATEST(d.event_date, d.retried_date) AS window_start, COALESCE(d.claim_count, d.attempts) AS claims
         FROM {deliveries} AS d
         WHERE d.handler_name = w.stored
           AND d.state IN ('PENDING', 'FAILED')
@@ -212,7 +212,7 @@ func scanClaimed(row pgx.CollectableRow) (r claimedRow, err error) {
 }
 
 const nextDueSQL = `
-SELECT (extract(epoch FROM LEAST(min(d.next_retry_at) - {now}, interval '1 year')) * 1000000)::bigint
+SELECT LEAST((extract(epoch FROM min(d.next_retry_at) - {now}) * 1000000)::bigint, 365 * 86400 * 1000000::bigint * (count(*) / NULLIF(count(*), 0)))
 FROM unnest($1::text[]) AS w (stored)
 CROSS JOIN LATERAL (
     SELECT d.next_retry_at FROM {deliveries} AS d

@@ -77,8 +77,11 @@ SELECT id, state FROM settled`
 const (
 	// claimsSQL counts claims of rows that another program wrote as well (A78).
 	claimsSQL = "COALESCE(d.claim_count, d.attempts)"
+	// windowStartSQL: a delivery that a person sent back gets a whole new window; otherwise it would
+	// expire again without an attempt.
+	windowStartSQL = "GREATEST(d.event_date, d.retried_date)"
 	// expiredSQL: the next due time is strictly later than the window allows (A111).
-	expiredSQL   = "(o.window_us > 0 AND d.event_date < c.now + o.delay - o.window_us * interval '1 microsecond')"
+	expiredSQL   = "(o.window_us > 0 AND " + windowStartSQL + " < c.now + o.delay - o.window_us * interval '1 microsecond')"
 	exhaustedSQL = "(o.max_claims > 0 AND " + claimsSQL + " >= o.max_claims)"
 )
 
