@@ -31,10 +31,19 @@ func Drop(ctx context.Context, cfg Config, force bool) error {
 		return fmt.Errorf("slot %q: %w (pid %d)", s.cfg.Slot, ErrSlotActive, slot.ActivePID)
 	}
 	if slot.exists {
-		// In one statement, so that a reader that comes back cannot slip in between.
+		// A reader that is still about comes back at once, so its session is ended until
+		// the slot is free for the moment that dropping it takes.
 		if _, err := c.query(ctx, fmt.Sprintf(`DO $drop$ BEGIN
-			PERFORM pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = %[1]s AND active;
-			PERFORM pg_drop_replication_slot(%[1]s);
+			FOR attempt IN 1..2000 LOOP
+				BEGIN
+					PERFORM pg_drop_replication_slot(%[1]s);
+					RETURN;
+				EXCEPTION WHEN object_in_use THEN
+					IF attempt = 2000 THEN RAISE; END IF;
+				END;
+				PERFORM pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %[1]s AND active;
+				PERFORM pg_sleep(0.005);
+			END LOOP;
 		END $drop$`, quoteLiteral(s.cfg.Slot))); err != nil {
 			return fmt.Errorf("drop slot %q: %w", s.cfg.Slot, err)
 		}

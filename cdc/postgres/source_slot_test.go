@@ -283,7 +283,8 @@ func TestB30_WaitingForStandbyIsNotDead(t *testing.T) {
 		if n := r.distinct(); n != 0 {
 			t.Errorf("%d events arrived before the standby had them", n)
 		}
-		exec(t, dsn, "ALTER SYSTEM SET synchronized_standby_slots = ''; SELECT pg_reload_conf()")
+		exec(t, dsn, "ALTER SYSTEM SET synchronized_standby_slots = ''")
+		exec(t, dsn, "SELECT pg_reload_conf()")
 		r.waitFor(10)
 		r.waitMode(cdc.ModeStreaming)
 	})
