@@ -174,6 +174,7 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 		inserted, leased  []pgtype.UUID
 		fresh, duplicates []int64
 	)
+	s.markLate(ctx, t)
 	args := append([]any{ids, keys, targets}, b.targetArgs(all)...)
 	if err := s.pool.QueryRow(ctx, t.fanOut, args...).Scan(&inserted, &leased, &fresh, &b.absent, &duplicates); err != nil {
 		return err
@@ -224,10 +225,15 @@ func (s *Store) fanOutImages(
 		modelIDs, modelTypes, types, payloads, dates, traces, headers, keys, targets)
 	var (
 		inserted, leased []pgtype.UUID
-		fresh            []int64
+		fresh, marked    []int64
 	)
-	if err := s.pool.QueryRow(ctx, t.image, args...).Scan(&inserted, &leased, &fresh); err != nil {
+	if err := s.pool.QueryRow(ctx, t.image, args...).Scan(&inserted, &leased, &fresh, &marked); err != nil {
 		return err
+	}
+	for i, n := range images {
+		if !slices.Contains(marked, n) {
+			s.late.add(lateEvent{id: ids[i], key: keys[i], targets: targets[i], since: time.Now()})
+		}
 	}
 	result.Created = append(result.Created, b.created(inserted, leased)...)
 	result.Absent = len(fresh)

@@ -69,7 +69,7 @@ const insertSQL = `
 //
 // The log can be faster than the table: the server sends a commit once it is on disk, a moment before
 // other sessions see it. That moment has passed as a rule when this statement begins, so it marks the rows
-// that have come into sight, and the poller has nothing to find later. It marks before
+// that have come into sight (see late for the others), and the poller has nothing to find later. It marks before
 // it inserts, as fanOutSQL does, so that the two never wait for each other.
 const imageSQL = `
 WITH batch AS MATERIALIZED (
@@ -96,7 +96,8 @@ WITH batch AS MATERIALIZED (
 )` + insertSQL + `
 SELECT ARRAY(SELECT id FROM inserted),
        ARRAY(SELECT id FROM inserted WHERE lease_token IS NOT NULL),
-       ARRAY(SELECT n FROM fresh)`
+       ARRAY(SELECT n FROM fresh),
+       ARRAY(SELECT n FROM marked)`
 
 // quarantineSQL marks an event, if it is there to be marked, and inserts reduced deliveries
 // that stand for those the database refused. Every value is a parameter, so that nothing of the row is read.
@@ -143,7 +144,7 @@ func (t *eventTable) render() {
 	}
 	// Images are of distinct events, whatever the table's key allows.
 	image := strings.NewReplacer("{mark_late}", markLate, "{unique}", "fresh").Replace(imageSQL)
-	t.image = x.Replace(image)
+	t.image, t.markLate = x.Replace(image), x.Replace(markLateSQL)
 	t.quarantineUnmarked = x.Replace(quarantineUnmarkedSQL)
 	t.quarantine = t.quarantineUnmarked
 	if t.Mark.Kind != schema.MarkNone {

@@ -19,6 +19,7 @@ func (s *Store) Undelivered(ctx context.Context, q delivery.Undelivered) ([]even
 	}
 	var events []event.Event
 	err := s.withTable(ctx, func(t *eventTable) error {
+		s.markLate(ctx, t)
 		rows, err := s.pool.Query(ctx, t.undelivered, q.Types.All,
 			nonNil(q.Types.Exact), nonNil(q.Types.Prefixes), nonNil(q.Skip), q.Limit)
 		if err != nil {

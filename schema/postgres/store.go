@@ -41,6 +41,8 @@ type Store struct {
 
 	// refused holds deliveries that the database would not let us lease.
 	refused refusals
+	// late are events to be marked when their rows come into sight.
+	late late
 }
 
 // New returns a store on the pool, which stays the caller's. It does not connect; the

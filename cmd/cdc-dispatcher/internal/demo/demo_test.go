@@ -1,0 +1,129 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+func TestMain(m *testing.M) { testdb.Main(m) }
+
+// output is a buffer that the demo's goroutines may write to.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// The demo on a throw-away server, on its own: every kind of end is produced by
+// something, every promise is kept, and nothing is left behind.
+func TestRun_OnAThrowAwayServer(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	var out output
+	r, err := Run(t.Context(), Config{For: 4 * time.Second, Rate: 200, Out: &out})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	t.Logf("%+v", r)
+	if err := r.Err(); err != nil {
+		t.Error(err)
+	}
+	if r.Mode != "log" || r.Open != 0 || r.Duplicates != 0 {
+		t.Errorf("mode %s, open %d, duplicates %d; want log, 0, 0", r.Mode, r.Open, r.Duplicates)
+	}
+	for what, n := range map[string]int{
+		"events": r.Events, "rolled back": r.RolledBack, "succeeded": r.Succeeded, "retried": r.Retried,
+		"dead": r.Dead, "blocked": r.Blocked, "expired": r.Expired, "via log": r.EventsViaLog,
+	} {
+		if n == 0 {
+			t.Errorf("%s = 0: nothing produced it", what)
+		}
+	}
+	if got, want := r.Succeeded+r.Dead+r.Blocked+r.Expired+r.Discarded+r.Open, r.Deliveries; got != want {
+		t.Errorf("states add up to %d of %d deliveries", got, want)
+	}
+	if r.LatencyMS.P50 <= 0 || r.LatencyMS.P99 < r.LatencyMS.P50 {
+		t.Errorf("latency %+v", r.LatencyMS)
+	}
+	left, err := os.ReadDir(os.Getenv("TMPDIR"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range left {
+		t.Errorf("%s is left behind", e.Name())
+	}
+	if strings.Contains(out.String(), "\x1b") {
+		t.Error("escape sequences in output that is not a terminal")
+	}
+}
+
+// The demo as a guest on somebody's server, live, and interrupted: it ends in order and
+// leaves no database and no slot.
+func TestRun_AsAGuestInterrupted(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		ctx, interrupt := context.WithCancel(t.Context())
+		defer interrupt()
+		var out output
+		type ended struct {
+			Result
+			error
+		}
+		end := make(chan ended, 1)
+		go func() {
+			r, err := Run(ctx, Config{DSN: db.DSN(), Rate: 100, Out: &out, Live: true, Color: true})
+			end <- ended{r, err}
+		}()
+		count := func(sql string) (n int) {
+			if err := db.Pool().QueryRow(t.Context(), sql).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		const databases = `SELECT count(*) FROM pg_database WHERE datname LIKE 'cdc_dispatcher_demo_%'`
+		const slots = `SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'cdc_dispatcher_demo_%'`
+		testdb.WaitFor(t, "the demo to show deliveries", func() bool {
+			return strings.Contains(out.String(), "the application writes") && count(slots) == 1
+		})
+		interrupt()
+		got := <-end
+		if got.error != nil {
+			t.Fatalf("%v\n%s", got.error, out.String())
+		}
+		if err := got.Err(); err != nil {
+			t.Error(err)
+		}
+		if n, s := count(databases), count(slots); n != 0 || s != 0 {
+			t.Errorf("%d databases and %d slots are left behind", n, s)
+		}
+		if !strings.HasSuffix(strings.TrimSpace(out.String()), "the server of --dsn") {
+			t.Errorf("the last words are not about cleaning up: %q", out.String()[max(0, len(out.String())-80):])
+		}
+	})
+}
+
+// A server that cannot be reached is one clear error without the password.
+func TestRun_WrongDSN(t *testing.T) {
+	var out output
+	_, err := Run(t.Context(), Config{DSN: "postgres://u:secret@127.0.0.1:1/x?sslmode=disable", Out: &out})
+	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "--dsn") {
+		t.Errorf("error = %v; want one about --dsn without the password", err)
+	}
+}
