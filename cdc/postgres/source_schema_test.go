@@ -1,0 +1,263 @@
+package postgres
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+// text is a column of a record: its text, "null", "unchanged" or "absent".
+func text(r cdc.Record, column string) string {
+	i := r.Relation.Index(column)
+	if i < 0 {
+		return "absent"
+	}
+	switch v := r.Values[i]; {
+	case v.Null:
+		return "null"
+	case v.Unchanged:
+		return "unchanged"
+	default:
+		return string(v.Data)
+	}
+}
+
+// byID indexes what arrived.
+func (r *reader) byID() map[string]cdc.Record {
+	all := map[string]cdc.Record{}
+	for _, record := range r.received() {
+		all[text(record, "id")] = record
+	}
+	return all
+}
+
+func TestB33_PartitionedTable(t *testing.T) {
+	for _, viaRoot := range []bool{true, false} {
+		t.Run(fmt.Sprintf("via root %v", viaRoot), func(t *testing.T) {
+			t.Parallel()
+			testdb.EachPostgres(t, func(t *testing.T, major int) {
+				t.Parallel()
+				db := testdb.Postgres(t, major)
+				db.Exec(`CREATE TABLE events (id bigint, day date, payload text) PARTITION BY RANGE (day);
+					CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM ('2026-01-01') TO ('2026-01-02')`)
+				cfg := testConfig(db)
+				cfg.NoViaRoot = !viaRoot
+				r := start(t, cfg)
+				r.waitMode(cdc.ModeStreaming)
+				db.Exec(`INSERT INTO events VALUES (1, '2026-01-01', 'one')`)
+				// Another column order, and a column that is gone, in a partition made mid-stream.
+				db.Exec(`CREATE TABLE events_2 (payload text, gone int, day date, id bigint);
+					ALTER TABLE events_2 DROP COLUMN gone;
+					ALTER TABLE events ATTACH PARTITION events_2 FOR VALUES FROM ('2026-01-02') TO ('2026-01-03');
+					INSERT INTO events VALUES (2, '2026-01-02', 'two'), (3, '2026-01-01', 'three')`)
+				db.Exec(`CREATE TABLE events_3 PARTITION OF events FOR VALUES FROM ('2026-01-03') TO ('2026-01-09') PARTITION BY RANGE (day);
+					CREATE TABLE events_3a PARTITION OF events_3 FOR VALUES FROM ('2026-01-03') TO ('2026-01-05');
+					INSERT INTO events VALUES (4, '2026-01-03', 'four')`)
+				db.Exec(`CREATE TABLE loose (id bigint, payload text); ALTER PUBLICATION ` + cfg.Publication + ` ADD TABLE loose;
+					INSERT INTO loose VALUES (5, 'five')`)
+				db.Exec(`INSERT INTO events_2 (id, day, payload) VALUES (6, '2026-01-02', 'six')`)
+				r.waitFor(5)
+				for id, want := range map[string]string{"1": "one", "2": "two", "3": "three", "4": "four", "6": "six"} {
+					record := r.byID()[id]
+					if record.Relation == nil {
+						t.Errorf("event %s did not arrive", id)
+						continue
+					}
+					if got := text(record, "payload"); got != want || record.Relation.Name() != "public.events" {
+						t.Errorf("event %s of %s has payload %q, want %q", id, record.Relation.Name(), got, want)
+					}
+				}
+				if r.count("5") != 0 {
+					t.Error("a row of an unregistered table arrived")
+				}
+				if gaps := r.gapReasons(); len(gaps) != 0 {
+					t.Errorf("gaps %v", gaps)
+				}
+			})
+		})
+	}
+}
+
+func TestB33_AdminPublications(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		db.Exec(`CREATE TABLE parts (id bigint PRIMARY KEY, payload text) PARTITION BY LIST (id);
+			CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1); CREATE TABLE parts_2 PARTITION OF parts FOR VALUES IN (2)`)
+		parts := Table{"public", "parts"}
+		for name, tc := range map[string]struct {
+			make  string
+			table Table
+			want  string // part of the error; "" when it works
+		}{
+			"all tables":              {"FOR ALL TABLES", events, ""},
+			"the schema":              {"FOR TABLES IN SCHEMA public", events, ""},
+			"all tables, partitioned": {"FOR ALL TABLES", parts, ""},
+			"all tables via root":     {"FOR ALL TABLES WITH (publish_via_partition_root)", parts, ""},
+			"another table":           {"FOR TABLE parts", events, `ALTER PUBLICATION "pub" ADD TABLE "public"."events"`},
+			"no inserts":              {"FOR TABLE events WITH (publish = 'update')", events, `ALTER PUBLICATION "pub" SET (publish = 'insert')`},
+			"a partition under its root": {"FOR TABLE parts WITH (publish_via_partition_root)", Table{"public", "parts_1"},
+				"register public.parts instead"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				db.Exec("DROP PUBLICATION IF EXISTS pub; CREATE PUBLICATION pub " + tc.make)
+				db.Exec("TRUNCATE events, parts")
+				cfg := testConfig(db)
+				cfg.Publication, cfg.Create, cfg.Tables = "pub", false, []Table{tc.table}
+				cfg.Slot = "adm_" + db.Name()
+				db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'pgoutput')")
+				r := start(t, cfg)
+				if tc.want != "" {
+					if err := r.failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), tc.want) {
+						t.Errorf("Run: %v\nwant %q", err, tc.want)
+					}
+				} else {
+					r.waitMode(cdc.ModeStreaming)
+					db.Exec("INSERT INTO " + tc.table.quoted() + " VALUES (1, 'one'), (2, 'two')")
+					db.Exec("UPDATE " + tc.table.quoted() + " SET payload = 'x'")
+					r.waitFor(2)
+				}
+				r.stop()
+				db.Exec("SELECT pg_drop_replication_slot('" + cfg.Slot + "')")
+			})
+		}
+	})
+}
+
+func TestB34_SchemaChangesInOneTransaction(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		r := start(t, testConfig(db))
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(`BEGIN;
+			INSERT INTO events VALUES (1, 'one');
+			ALTER TABLE events ADD COLUMN kind text DEFAULT 'k';
+			INSERT INTO events VALUES (2, 'two', 'new', 'loud');
+			ALTER TABLE events DROP COLUMN status;
+			INSERT INTO events VALUES (3, 'three', 'quiet');
+			ALTER TABLE events RENAME COLUMN payload TO body;
+			INSERT INTO events VALUES (4, 'four');
+			COMMIT`)
+		db.Exec(`ALTER TABLE events ALTER COLUMN body TYPE varchar(100); INSERT INTO events VALUES (5, 'five')`)
+		r.waitFor(5)
+		type row struct{ payload, status, kind, body string }
+		for id, want := range map[string]row{
+			"1": {"one", "new", "absent", "absent"},
+			"2": {"two", "new", "loud", "absent"},
+			"3": {"three", "absent", "quiet", "absent"},
+			"4": {"absent", "absent", "k", "four"},
+			"5": {"absent", "absent", "k", "five"},
+		} {
+			record := r.byID()[id]
+			got := row{text(record, "payload"), text(record, "status"), text(record, "kind"), text(record, "body")}
+			if got != want {
+				t.Errorf("event %s = %+v, want %+v", id, got, want)
+			}
+		}
+	})
+}
+
+func TestB34_TableIsRebuiltWithOtherColumnsInFront(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec("INSERT INTO events VALUES (1, 'one')")
+		r.waitFor(1)
+		// In one transaction a new table takes the old one's name. The publication does
+		// not have it, which must not be silent.
+		db.Exec(`BEGIN;
+			ALTER TABLE events RENAME TO events_old;
+			CREATE TABLE events (extra int DEFAULT 7, status text DEFAULT 'new', payload text, id bigint PRIMARY KEY);
+			COMMIT`)
+		r.waitGap(gapPublicationTable)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec("INSERT INTO events (id, payload) VALUES (2, 'two')")
+		r.waitFor(2)
+		if record := r.byID()["2"]; text(record, "payload") != "two" || text(record, "extra") != "7" {
+			t.Errorf("event 2 = %s, %s", text(record, "payload"), text(record, "extra"))
+		}
+	})
+}
+
+func TestB34_RenamedTableIsNamedInTheError(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		r := start(t, testConfig(db))
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec("BEGIN; INSERT INTO events VALUES (1, 'one'); ALTER TABLE events RENAME TO happenings; INSERT INTO happenings VALUES (2, 'two'); COMMIT")
+		r.waitFor(2) // it is still the table that was registered
+		if err := r.failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "public.events does not exist") {
+			t.Errorf("Run: %v", err)
+		}
+		db.Exec("ALTER TABLE happenings RENAME TO events")
+		r.run()
+		db.Exec("INSERT INTO events VALUES (3, 'three')")
+		r.waitFor(3)
+	})
+}
+
+func TestB36_LargePayloadAndLaterUpdates(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		random := make([]byte, 5<<20)
+		const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/"
+		for i := range random {
+			random[i] = letters[rand.IntN(len(letters))]
+		}
+		tx, err := db.Pool().Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sql := range []string{"INSERT INTO events VALUES (1, $1)", "UPDATE events SET status = 'done' WHERE payload <> $1 OR id = 1"} {
+			if _, err := tx.Exec(t.Context(), sql, string(random)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		db.Exec("UPDATE events SET status = 'again'")
+		db.Exec("DELETE FROM events WHERE id = 99; INSERT INTO events VALUES (2, NULL)")
+		r.waitFor(2)
+		one, two := r.byID()["1"], r.byID()["2"]
+		if got := text(one, "payload"); got != string(random) || text(one, "status") != "new" {
+			t.Errorf("payload of %d bytes, status %s", len(got), text(one, "status"))
+		}
+		if text(two, "payload") != "null" {
+			t.Errorf("a null payload is %q", text(two, "payload"))
+		}
+		if n := len(r.arrived()); n != 2 {
+			t.Errorf("%d rows arrived: updates are not events", n)
+		}
+	})
+}
+
+func TestValuesPrintTheSameWhateverTheDefaultsAre(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		for setting, value := range map[string]string{
+			"DateStyle": "German", "TimeZone": "Asia/Kolkata", "IntervalStyle": "sql_standard",
+			"bytea_output": "escape", "extra_float_digits": "-5", "client_encoding": "LATIN1",
+			"standard_conforming_strings": "off", "client_min_messages": "error", "search_path": "nowhere",
+		} {
+			db.Exec(fmt.Sprintf("ALTER DATABASE %q SET %s = '%s'", db.Name(), setting, value))
+		}
+		db.Exec(`ALTER TABLE events ADD at timestamptz, ADD day date, ADD span interval, ADD raw bytea, ADD ratio float8`)
+		r := start(t, testConfig(db))
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(`INSERT INTO events (id, payload, at, day, span, raw, ratio)
+			VALUES (1, 'naïve ☃', '2026-11-30 12:00:00.123456+00', '2026-11-30', '1 day 2 hours', '\x00ff', 0.1)`)
+		r.waitFor(1)
+		record := r.byID()["1"]
+		for column, want := range map[string]string{
+			"payload": "naïve ☃", "at": "2026-11-30 12:00:00.123456+00", "day": "2026-11-30",
+			"span": "1 day 02:00:00", "raw": `\x00ff`, "ratio": "0.1",
+		} {
+			if got := text(record, column); got != want {
+				t.Errorf("%s prints as %q, want %q", column, got, want)
+			}
+		}
+	})
+}

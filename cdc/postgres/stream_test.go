@@ -1,0 +1,168 @@
+package postgres
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+)
+
+// offline is a stream without a connection, for what needs none: out takes up to
+// 16 transactions.
+func offline(t *testing.T) (*stream, chan cdc.Transaction) {
+	t.Helper()
+	src, err := New(Config{DSN: "host=localhost", Tables: []Table{events}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(chan cdc.Transaction, 16)
+	st, err := newStream(src, nil, nil, anchor{start: 100, roots: map[uint32]Table{}}, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st.lastStatus = time.Now()
+	return st, out
+}
+
+// play sends messages of pgoutput through the stream until one fails.
+func play(t *testing.T, st *stream, messages ...[]byte) error {
+	t.Helper()
+	for _, m := range messages {
+		payload := append(new(wireText).put(byte('w'), uint64(77), uint64(77), int64(0)).Bytes(), m...)
+		if err := st.take(t.Context(), &pgproto3.CopyData{Data: payload}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func message(kind byte, body []byte) []byte { return append([]byte{kind}, body...) }
+
+func TestARowThatCannotBeReadBecomesAGapTheSecondTime(t *testing.T) {
+	transaction := [][]byte{
+		message('B', beginBytes(110, 0)),
+		message('R', relationBytes(1, "public", "events", idColumn...)),
+		message('I', insertBytes(1, "1")),
+		message('I', insertBytes(1, "2", "one value too many")),
+		message('I', insertBytes(1, "3")),
+		message('C', commitBytes(110, 120, 0)),
+	}
+	st, _ := offline(t)
+	err := play(t, st, transaction...)
+	var problem *cdc.SourceError
+	if !errors.As(err, &problem) || problem.Reason != reasonProtocol || problem.Permanent {
+		t.Fatalf("the first time: %v, want an error that a new connection may mend", err)
+	}
+
+	again, out := offline(t)
+	again.s.memory = st.s.memory
+	if err := play(t, again, transaction...); err != nil {
+		t.Fatalf("the second time: %v", err)
+	}
+	rows, gap := <-out, <-out
+	if got := ids(rows.Records); len(got) != 2 || got[0] != "1" || got[1] != "3" {
+		t.Errorf("rows %v, want the readable ones", got)
+	}
+	if gap.Gap == nil || gap.Gap.Reason != gapDecode || gap.Position != rows.Position {
+		t.Errorf("after the rows came %+v, want a gap at %s", gap, rows.Position)
+	}
+	if again.confirm.flush() != 100 {
+		t.Error("the damaged transaction was confirmed before it was acknowledged")
+	}
+	if again.s.memory.unreadable != 0 {
+		t.Error("the next damaged row would not be tried a second time")
+	}
+}
+
+func TestMessagesThatMeanNothingHereArePassedOver(t *testing.T) {
+	st, out := offline(t)
+	err := play(t, st,
+		message('O', []byte("origin")), message('Y', nil), message('M', []byte("message")), message('?', nil),
+		message('B', beginBytes(110, 0)), message('T', nil), message('U', nil), message('D', nil),
+		message('C', commitBytes(110, 120, 0)))
+	if err != nil || len(out) != 0 {
+		t.Fatalf("%v, %d transactions", err, len(out))
+	}
+	if got := st.confirm.flush(); got != 120 {
+		t.Errorf("confirmed %s, want the end of the transaction that had nothing for us", got)
+	}
+	for _, other := range []pgproto3.BackendMessage{
+		&pgproto3.ParameterStatus{}, &pgproto3.NoticeResponse{Code: "01000"}, &pgproto3.CopyData{}, &pgproto3.CopyData{Data: []byte("x")},
+		&pgproto3.NoticeResponse{Code: "55000", File: "slot.c"},
+	} {
+		if err := st.take(t.Context(), other); err != nil {
+			t.Errorf("%T: %v", other, err)
+		}
+	}
+}
+
+func TestB27_WarningOf18EndsTheStreamOnce(t *testing.T) {
+	st, _ := offline(t)
+	warning := &pgproto3.NoticeResponse{Code: "55000", File: "pgoutput.c", Message: "skipped loading publication"}
+	err := st.take(t.Context(), warning)
+	if !errors.Is(err, errPublication) {
+		t.Errorf("warning: %v", err)
+	}
+	if st.s.learn(st, err); st.s.memory.broken != gapPublication {
+		t.Errorf("remembered %q", st.s.memory.broken)
+	}
+	st.a.tolerate = true
+	if err := st.take(t.Context(), warning); err != nil {
+		t.Errorf("an expected warning: %v", err)
+	}
+}
+
+func TestTheServersEndOfTheStreamIsAnOutageNotAFault(t *testing.T) {
+	st, _ := offline(t)
+	for _, m := range []pgproto3.BackendMessage{&pgproto3.CopyDone{}, &pgproto3.CommandComplete{}, &pgproto3.ReadyForQuery{}} {
+		if err := classifyStream(st.take(t.Context(), m)); reasonOf(err) != reasonServerDown || cdc.IsPermanent(err) {
+			t.Errorf("%T: %v", m, err)
+		}
+	}
+}
+
+func TestFeedbackIsSentAsOftenAsTheServerNeeds(t *testing.T) {
+	src, err := New(Config{DSN: "host=localhost", Tables: []Table{events}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for timeout, want := range map[time.Duration]time.Duration{
+		0: 10 * time.Second, time.Minute: 10 * time.Second, 20 * time.Second: 10 * time.Second, 5 * time.Second: 2500 * time.Millisecond,
+	} {
+		st, err := newStream(src, nil, nil, anchor{start: 1, server: server{senderTimeout: timeout}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.interval != want {
+			t.Errorf("with wal_sender_timeout = %s status goes out every %s, want %s", timeout, st.interval, want)
+		}
+		if stale := timeout * 3 / 2; timeout > 0 && st.staleAfter != stale {
+			t.Errorf("with wal_sender_timeout = %s silence counts after %s, want %s", timeout, st.staleAfter, stale)
+		}
+	}
+}
+
+func TestScheduleHurriesOnlyWhileSomethingWaits(t *testing.T) {
+	st, _ := offline(t)
+	now := time.Now()
+	st.lastStatus = now
+	st.schedule(now)
+	if got := st.due.Sub(now); got != st.interval {
+		t.Errorf("idle: next status after %s, want %s", got, st.interval)
+	}
+	st.confirm.begin()
+	if err := st.confirm.commit(120, true); err != nil {
+		t.Fatal(err)
+	}
+	st.pull()
+	if got := st.due.Sub(now); got != voluntary {
+		t.Errorf("pending: next look after %s, want %s", got, voluntary)
+	}
+	st.stopping("test")
+	if got := st.due.Sub(now); got > voluntary {
+		t.Errorf("stopping: next look after %s", got)
+	}
+}
