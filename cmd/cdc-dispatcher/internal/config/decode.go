@@ -266,7 +266,11 @@ func (d *decoder) text(dst *string, check func(string) (code Code, problem, try 
 			return
 		}
 		if text == "" {
-			d.report(CodeMissing, path, n.pos, "write a value, or remove the key", "%s is empty", path)
+			try := "write a value, or remove the key"
+			if reference.MatchString(n.text) {
+				try = "set what the reference names, or give a default: ${NAME:-…}"
+			}
+			d.report(CodeMissing, path, n.pos, try, "%s is empty", path)
 			return
 		}
 		if check != nil {
@@ -288,7 +292,7 @@ func (d *decoder) secret(dst *string) func(*node, string) {
 }
 
 // texts decodes a list of strings. A single string is a list of one.
-func (d *decoder) texts(dst *[]string, check func(string) (code Code, problem, try string)) func(*node, string) {
+func (d *decoder) texts(dst *[]string) func(*node, string) {
 	return func(n *node, path string) {
 		if n.kind == kindScalar {
 			d.report(CodeType, path, n.pos, "put it in brackets: [a, b]", "%s must be a list, got %s", path, n.describe())
@@ -297,7 +301,7 @@ func (d *decoder) texts(dst *[]string, check func(string) (code Code, problem, t
 		d.list(n, path, func(n *node, path string) {
 			var s string
 			before := len(d.problems)
-			d.text(&s, check)(n, path)
+			d.text(&s, nil)(n, path)
 			if len(d.problems) == before && n.kind != kindBroken {
 				*dst = append(*dst, s)
 			}

@@ -25,6 +25,10 @@ func (d *decoder) dsn(dst *string) func(*node, string) {
 	}
 }
 
+// WithoutPassword says whether a connection string can be shown: it surely holds no
+// password.
+func WithoutPassword(dsn string) bool { return harmlessDSN(dsn) }
+
 // checkDSN says what is wrong with a connection string, without repeating it.
 func checkDSN(dsn string) (problem, try string) {
 	scheme, _, isURL := strings.Cut(dsn, "://")
@@ -42,8 +46,14 @@ func checkDSN(dsn string) (problem, try string) {
 				"put the password into the key password: of the source, where it needs no encoding"
 		}
 	}
-	if _, err := pgconn.ParseConfig(dsn); err != nil {
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil {
 		return "the connection string cannot be read", "check its parameters: sslmode, port, connect_timeout, and that files such as sslrootcert exist"
+	}
+	for name := range cfg.RuntimeParams {
+		if strings.HasPrefix(name, "pool_") {
+			return "parameters that begin with pool_ are not for the server", "remove them, and set max_connections of the source"
+		}
 	}
 	return "", ""
 }

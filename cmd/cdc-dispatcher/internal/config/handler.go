@@ -19,8 +19,8 @@ func (d *decoder) handler(c *Config, n *node, path string, def *defaults, source
 	h := Handler{Concurrency: def.concurrency, Timeout: def.timeout, Retry: def.retry, path: path}
 	fields := []field{
 		required("name", d.text(&h.Name, nil)),
-		optional("aliases", d.texts(&h.Aliases, nil)).aka("alias"),
-		required("on", d.texts(&h.On, nil)).aka("events", "types", "topics", "event_types", "subscribe"),
+		optional("aliases", d.texts(&h.Aliases)).aka("alias"),
+		required("on", d.texts(&h.On)).aka("events", "types", "topics", "event_types", "subscribe"),
 		optional("when", d.text(&h.When, nil)).aka("if", "filter", "condition", "where"),
 		optional("concurrency", d.whole(&h.Concurrency, 1, 10_000)).aka("workers", "parallelism"),
 		optional("timeout", d.duration(&h.Timeout, 100*time.Millisecond, day, 0)),
@@ -29,7 +29,7 @@ func (d *decoder) handler(c *Config, n *node, path string, def *defaults, source
 		optional(KindLogger, func(n *node, path string) { h.Logger = d.logger(n, path) }).aka("log", "stdout"),
 	}
 	if source == "" {
-		fields = append(fields, optional("sources", d.texts(&h.Sources, nil)).aka("source"))
+		fields = append(fields, optional("sources", d.texts(&h.Sources)).aka("source"))
 	} else {
 		h.Sources = []string{source}
 	}
@@ -77,8 +77,8 @@ func (d *decoder) webhook(n *node, path string) *webhook.Config {
 		optional("max_retry_after", d.duration(&w.MaxRetryAfter, time.Second, 365*day, 0)),
 		optional("max_response", d.size(&maxResponse, 1, 16<<20)),
 		optional("max_connections", d.whole(&w.MaxConns, 1, 10_000)),
-		optional("allow_networks", d.texts(&w.AllowNetworks, nil)),
-		optional("deny_networks", d.texts(&w.DenyNetworks, nil)),
+		optional("allow_networks", d.texts(&w.AllowNetworks)),
+		optional("deny_networks", d.texts(&w.DenyNetworks)),
 		optional("public_only", d.yesNo(&w.PublicOnly)),
 		optional("proxy", d.secretURL(&w.ProxyURL)),
 		optional("ca_file", d.text(&w.CAFile, nil)),

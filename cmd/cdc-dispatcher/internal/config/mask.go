@@ -91,7 +91,12 @@ func (m masks) comments(lines []string) {
 		if !strings.HasPrefix(strings.TrimLeft(line, " \t"), "#") {
 			continue
 		}
-		if found := secretLine.FindStringIndex(line); found != nil && !onlyReference.MatchString(strings.TrimSpace(line[found[1]:])) {
+		found := secretLine.FindStringIndex(line)
+		if found == nil {
+			continue
+		}
+		value, _, _ := strings.Cut(line[found[1]:], " #")
+		if !onlyReference.MatchString(strings.TrimSpace(value)) {
 			m[i+1] = append(m[i+1], span{len([]rune(line[:found[1]])) + 1, 1 << 30})
 		}
 	}

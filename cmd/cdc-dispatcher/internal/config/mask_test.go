@@ -18,7 +18,7 @@ func TestMasks(t *testing.T) {
 		{"list", "secrets:\n  - SECRET\n  - whsec_SECRET\n"},
 		{"flow", "webhook: {secrets: [SECRET, \"SECRET, SECRET\"], url: x}\n"},
 		{"headers", "headers: {Authorization: Bearer SECRET, X: SECRET}\n"},
-		{"misspelt", "pasword: SECRET\nsecerts: [SECRET]\ntokne: SECRET\nAPI-Key: SECRET\n"},
+		{"misspelt", "pasword: SECRET\nsercets: [SECRET]\ntokne: SECRET\nAPI-Key: SECRET\n"},
 		{"default of a reference", "password: ${PASSWORD:-SECRET}\n"},
 		{"by its looks", "x: whsec_SECRET\ny: bearer SECRETSECRET\nz: \"password=SECRET\"\n"},
 		{"comment", "# password: SECRET\nx: y # postgres://u:SECRET@h/d\n"},

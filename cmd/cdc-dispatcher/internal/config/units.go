@@ -17,6 +17,9 @@ var durationUnits = [...]struct {
 	{"h", time.Hour}, {"d", 24 * time.Hour},
 }
 
+// ParseDuration reads a duration as the configuration has them.
+func ParseDuration(text string) (time.Duration, error) { return parseDuration(text) }
+
 // parseDuration reads "10s", "1h30m", "1.5s" or "7d". The error says what is
 // wrong and never repeats the text.
 func parseDuration(text string) (time.Duration, error) {
