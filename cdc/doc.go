@@ -8,6 +8,9 @@
 //     work is never seen.
 //   - Transactions come in commit order. A large one may come in parts; every part
 //     but the last has Partial set and no Position.
+//   - After a lost connection, and after a restart, everything that was not
+//     acknowledged comes again, from the first row of its transaction. A commit whose
+//     parts had not all come before begins anew; the parts that came count for nothing.
 //   - The position given to Ack is durable knowledge of the consumer: everything
 //     up to it has been stored. Until then the source may be asked for it again.
 //   - A stretch of log that cannot be read is announced by a Transaction with a
