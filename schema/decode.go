@@ -41,6 +41,9 @@ func (e *RowError) Error() string {
 	return fmt.Sprintf("row of %s: %s: column %q %s", e.Table, e.Reason, e.Column, e.Detail)
 }
 
+// Code implements event.Coded: rows are counted and logged by reason.
+func (e *RowError) Code() string { return string(e.Reason) }
+
 // typeBytea is PostgreSQL's type OID of bytea, whose text form is not its content.
 const typeBytea = 17
 
