@@ -39,6 +39,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// ended says whether ctx has ended.
+func ended(ctx context.Context) bool { return ctx.Err() != nil }
+
 // jittered returns d ± 10 %, so that replicas do not act in step.
 func jittered(d time.Duration) time.Duration {
 	return d - d/10 + rand.N(d/5+1)

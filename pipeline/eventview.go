@@ -107,7 +107,7 @@ func (t eventTypes) FindStructFieldType(name, field string) (*types.FieldType, b
 		Type: fields[i].typ,
 		IsSet: func(target any) bool {
 			got, err := get(target.(*eventView))
-			return err != nil || !(got == nil || got == "" || got == types.NullValue)
+			return err != nil || got != nil && got != "" && got != types.NullValue
 		},
 		GetFrom: func(target any) (any, error) { return get(target.(*eventView)) },
 	}, true

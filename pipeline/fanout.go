@@ -107,7 +107,7 @@ func (f *fanOut) failed(p *part, err error, via string) {
 	p.failed(f.oks)
 	f.mu.Unlock()
 	f.obs.Count(CountFanOutRetry, "", 1)
-	f.troubleOf(via).failed(err, "events", len(p.events))
+	f.troubleOf(via).failed(err, slog.Int("events", len(p.events)))
 }
 
 func (f *fanOut) troubleOf(via string) *trouble {
@@ -267,7 +267,7 @@ func (f *fanOut) giveBack(work context.Context, unsure []leasedTarget) {
 	settled, err := f.deliveries.Settle(ctx, outcomes)
 	if err != nil {
 		f.log.Info("leases of an interrupted fan-out could not be given back; they run out by themselves",
-			"deliveries", len(unsure), "error", err)
+			slog.Int("deliveries", len(unsure)), slog.Any("error", err))
 		return
 	}
 	for _, s := range settled {
@@ -287,8 +287,9 @@ func (f *fanOut) report(batch *delivery.FanOut, result *delivery.FanOutResult, v
 		if counter, ok := blockedCounter(t.Blocked); ok {
 			f.obs.Count(counter, t.Handler, 1)
 			if held, ok := f.warn.allow(t.Blocked + "\x00" + t.Handler); ok {
-				f.log.Warn("delivery created as BLOCKED", "handler", t.Handler, "reason", t.Blocked, "detail", t.Detail,
-					"event", batch.Fans[c.Fan].Event.ID, "type", batch.Fans[c.Fan].Event.Type, "held_back", held)
+				ev := &batch.Fans[c.Fan].Event
+				f.log.Warn("delivery created as BLOCKED", slog.String("handler", t.Handler), slog.String("reason", t.Blocked), slog.String("detail", t.Detail),
+					slog.String("event", ev.ID), slog.String("type", ev.Type), slog.Int("held_back", held))
 			}
 		}
 	}
@@ -301,7 +302,7 @@ func (f *fanOut) report(batch *delivery.FanOut, result *delivery.FanOutResult, v
 		f.obs.Count(CountDuplicateID, "", n)
 		if held, ok := f.warn.allow("duplicate"); ok {
 			f.log.Warn("event ids that more than one row carries; each has one delivery per handler",
-				"ids", result.DuplicateIDs[:min(n, 5)], "count", n, "held_back", held)
+				slog.Any("ids", result.DuplicateIDs[:min(n, 5)]), slog.Int("count", n), slog.Int("held_back", held))
 		}
 	}
 	f.obs.FannedOut(stats)
@@ -317,7 +318,7 @@ func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
 	case err == nil:
 		f.obs.Count(CountQuarantined, "", 1)
 		f.log.Error("the database refuses an event as it is; a reduced BLOCKED delivery stands for it",
-			"event", r.fan.Event.ID, "type", r.fan.Event.Type, "handlers", len(r.subs), "error", cause)
+			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.Int("handlers", len(r.subs)), slog.Any("error", cause))
 		return nil
 	case f.store.Rejected(err):
 		f.setAside(r, err)
@@ -332,6 +333,6 @@ func (f *fanOut) setAside(r routed, err error) {
 	f.aside.put(r.fan.Event.ID, time.Now())
 	if held, ok := f.warn.allow("aside\x00" + r.fan.Event.ID); ok {
 		f.log.Error("an event cannot be fanned out; it stays undelivered in its table and is tried again later",
-			"event", r.fan.Event.ID, "type", r.fan.Event.Type, "error", err, "held_back", held)
+			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.Any("error", err), slog.Int("held_back", held))
 	}
 }

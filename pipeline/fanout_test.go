@@ -222,7 +222,7 @@ func TestFanOutSetsAsideWhatIsRefusedInEveryForm(t *testing.T) {
 		if b.obs.count(CountSetAside) != 1 || b.book.lines("event=x-005") != 1 {
 			t.Errorf("not counted or not logged:\n%s", b.book)
 		}
-		time.Sleep(asideFirst)
+		elapse(asideFirst)
 		if len(b.aside.skip(time.Now())) != 0 {
 			t.Error("its time never comes again")
 		}

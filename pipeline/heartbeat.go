@@ -71,7 +71,7 @@ func (h *heartbeat) run(ctx context.Context) error {
 			}
 		}
 		switch {
-		case ctx.Err() != nil:
+		case ended(ctx):
 			return nil
 		case err != nil:
 			h.failed(err)
@@ -119,7 +119,7 @@ func (h *heartbeat) unblock(ctx context.Context) error {
 		return err
 	}
 	h.obs.Count(CountUnblocked, "", n)
-	h.log.Info("deliveries that had no handler are due again", "deliveries", n)
+	h.log.Info("deliveries that had no handler are due again", slog.Int("deliveries", n))
 	for _, handler := range h.handlers {
 		h.slots.wake(handler.Name)
 	}
@@ -136,6 +136,6 @@ func (h *heartbeat) block(ctx context.Context) error {
 	}
 	h.obs.Count(CountOrphaned, "", n)
 	h.log.Warn("deliveries are BLOCKED because no process serves their handler; they are freed when one does",
-		"deliveries", n, "waited_at_least", h.grace)
+		slog.Int("deliveries", n), slog.Duration("waited_at_least", h.grace))
 	return nil
 }

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -85,8 +86,8 @@ func (p *Pipeline) Run(ctx context.Context) error {
 	if !p.heartbeat.register(ctx) {
 		return nil
 	}
-	p.plan.Logger.Info("pipeline started", "source", p.plan.Source, "handlers", len(p.plan.registry.subs),
-		"triggers", len(p.plan.triggers), "log", p.plan.Log != nil, "owner", p.plan.Owner)
+	p.plan.Logger.Info("pipeline started", slog.String("source", p.plan.Source), slog.Int("handlers", len(p.plan.registry.subs)),
+		slog.Int("triggers", len(p.plan.triggers)), slog.Bool("log", p.plan.Log != nil), slog.String("owner", p.plan.Owner))
 
 	// The source and the handlers outlive ctx: they stop after what feeds them, or
 	// is fed by them, has.
@@ -112,7 +113,7 @@ func (p *Pipeline) Run(ctx context.Context) error {
 		return err
 	})
 	err := g.Wait()
-	p.plan.Logger.Info("pipeline stopped", "source", p.plan.Source)
+	p.plan.Logger.Info("pipeline stopped", slog.String("source", p.plan.Source))
 	return err
 }
 

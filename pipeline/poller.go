@@ -134,7 +134,7 @@ func (p *poller) run(run, work context.Context) error {
 			continue
 		}
 		switch err := act(run, work, v); {
-		case run.Err() != nil:
+		case ended(run):
 			return nil
 		case err != nil:
 			p.obs.Count(CountPollError, "", 1)
@@ -348,6 +348,6 @@ func (p *poller) setAside(ev event.Event, now time.Time) {
 	fits := p.aside.put(ev.ID, now)
 	if held, ok := p.warn.allow("aside"); ok {
 		p.log.Warn("an event stays undelivered although it was fanned out; the poller leaves it out for a while",
-			"event", ev.ID, "type", ev.Type, "set_aside", p.aside.size(now), "room", fits, "held_back", held)
+			slog.String("event", ev.ID), slog.String("type", ev.Type), slog.Int("set_aside", p.aside.size(now)), slog.Bool("room", fits), slog.Int("held_back", held))
 	}
 }

@@ -61,7 +61,7 @@ func (r *router) route(ev event.Event) (out routed, ok bool) {
 func (r *router) judge(sub *subscriber, view *eventView) (blocked, detail string, takes bool) {
 	size := len(view.ev.Payload)
 	unreadable := size == 0 || size > r.maxPayload
-	if c := sub.cond; c != nil && !(unreadable && c.payload) {
+	if c := sub.cond; c != nil && (!unreadable || !c.payload) {
 		switch holds, err := c.holdsFor(view); {
 		case err != nil:
 			return delivery.ReasonCondition, err.Error(), true

@@ -202,7 +202,7 @@ func (s *stream) addRecord(b *batch, r RecordCreated) {
 		s.obs.Count(CountForeignRow, "", 1)
 		if held, ok := s.foreign.allow(s.relation.Name()); ok {
 			s.log.Warn("the log brings rows of a table that no trigger watches; take it out of the publication, or configure it",
-				"table", s.relation.Name(), "held_back", held)
+				slog.String("table", s.relation.Name()), slog.Int("held_back", held))
 		}
 		return
 	}
@@ -273,7 +273,7 @@ func (s *stream) persist(run context.Context, t *trouble, do func() error, again
 func (s *stream) recordGap(run, work context.Context, gap cdc.Gap) bool {
 	s.obs.Count(CountGap, "", 1)
 	s.log.Warn("a stretch of the log was not read; the poller sweeps the table for what it held",
-		"reason", gap.Reason, "detail", gap.Detail, "from", gap.From, "to", gap.To)
+		slog.String("reason", gap.Reason), slog.String("detail", gap.Detail), slog.String("from", string(gap.From)), slog.String("to", string(gap.To)))
 	return s.persist(run, s.gapping, func() error {
 		ctx, cancel := context.WithTimeout(work, statementTimeout)
 		defer cancel()

@@ -271,7 +271,7 @@ func TestTriggerFailureRetriesOnlyThatTrigger(t *testing.T) {
 		if len(b.source.acked()) != 0 {
 			t.Error("acknowledged before every trigger had succeeded")
 		}
-		time.Sleep(time.Minute)
+		elapse(time.Minute)
 		synctest.Wait()
 		if diff := cmp.Diff([]string{"1,3", "1,3", "1,3", "1,3"}, calls); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
@@ -328,7 +328,7 @@ func TestGapIsRecordedThenAcknowledgedThenSwept(t *testing.T) {
 		if acks := b.source.acked(); len(acks) != 0 || b.gaps.Load() != 0 {
 			t.Errorf("acknowledged %v while the gap is not recorded", acks)
 		}
-		time.Sleep(2 * time.Minute)
+		elapse(2 * time.Minute)
 		synctest.Wait()
 		if diff := cmp.Diff([]cdc.Position{"0/9", "0/10"}, b.source.acked()); diff != "" || b.gaps.Load() != 1 {
 			t.Errorf("acks (-want +got):\n%s; %d sweeps", diff, b.gaps.Load())
@@ -422,7 +422,7 @@ func TestStopDoesNotAcknowledgeWhatFailed(t *testing.T) {
 			OnRecordCreated: func(context.Context, []RecordCreated) error { return errors.New("no") }})
 		b.launch(t)
 		b.s.in <- tx("0/1", "1")
-		time.Sleep(time.Minute)
+		elapse(time.Minute)
 		b.halt()
 		if acks := b.source.acked(); len(acks) != 0 {
 			t.Errorf("acknowledged %v", acks)

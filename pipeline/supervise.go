@@ -74,7 +74,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	for {
 		s.began()
 		err := s.source.Run(ctx, s.out)
-		if ctx.Err() != nil {
+		if ended(ctx) {
 			s.stopped(err)
 			return nil
 		}
@@ -130,7 +130,7 @@ func (s *supervisor) stopped(err error) {
 	defer s.mu.Unlock()
 	s.running, s.since, s.mode = false, time.Now(), cdc.ModeStopped
 	if err != nil {
-		s.log.Warn("the source could not confirm its position at the end; the next start reads a little again", "error", err)
+		s.log.Warn("the source could not confirm its position at the end; the next start reads a little again", slog.Any("error", err))
 	}
 }
 

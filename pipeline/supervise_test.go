@@ -84,7 +84,7 @@ func supervise(t *testing.T, d time.Duration, script ...func(context.Context, *s
 	done.Go(func() { _ = s.run(ctx) })
 	done.Go(func() { _ = s.watch(ctx) })
 	t.Cleanup(func() { cancel(); done.Wait() })
-	time.Sleep(d)
+	elapse(d)
 	synctest.Wait()
 	return s, src, book
 }
@@ -210,7 +210,7 @@ func TestSupervisorPresumesThatASourceWithoutStatusReads(t *testing.T) {
 		var done sync.WaitGroup
 		done.Go(func() { _ = s.run(ctx) })
 		done.Go(func() { _ = s.watch(ctx) })
-		time.Sleep(time.Second)
+		elapse(time.Second)
 		if s.state().reading != notReading {
 			t.Error("reads at once")
 		}

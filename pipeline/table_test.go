@@ -139,8 +139,8 @@ func (s *pipelineStore) FanOut(ctx context.Context, b delivery.FanOut) (delivery
 func (s *pipelineStore) fan(b delivery.FanOut) delivery.FanOutResult {
 	s.tmu.Lock()
 	defer s.tmu.Unlock()
-	s.fakeStore.mu.Lock()
-	defer s.fakeStore.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	// A caller may go on to use its batch.
 	kept := b
 	kept.Fans = slices.Clone(b.Fans)
@@ -174,7 +174,7 @@ func (s *pipelineStore) fan(b delivery.FanOut) delivery.FanOutResult {
 			case t.Lease:
 				r.lease(b.Lease.Token, b.Lease.For)
 			}
-			s.fakeStore.rows[t.ID] = r
+			s.rows[t.ID] = r
 			result.Created = append(result.Created, delivery.Created{Fan: i, Target: j, Leased: t.Lease && t.Blocked == ""})
 		}
 	}

@@ -74,7 +74,7 @@ func (m *matching) add(r RecordCreated) {
 			t.obs.Count(CountConditionError, t.Name, 1)
 			if held, ok := t.bad.allow(err.Error()); ok {
 				t.log.Warn("a trigger's condition could not be evaluated; its callback gets the record with the error",
-					"trigger", t.Name, "table", t.Table, "error", err, "held_back", held)
+					slog.String("trigger", t.Name), slog.String("table", t.Table), slog.Any("error", err), slog.Int("held_back", held))
 			}
 		}
 	}
@@ -90,7 +90,7 @@ func (m *matching) handle(_, work context.Context, _ cdc.Position) error {
 func (t *recordCreatedTrigger) call(ctx context.Context, records []RecordCreated) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			t.log.Error("a trigger's callback panicked", "trigger", t.Name, "panic", fmt.Sprint(r), "stack", string(debug.Stack()))
+			t.log.Error("a trigger's callback panicked", slog.String("trigger", t.Name), slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
 			err = fmt.Errorf("callback panicked: %v", r)
 		}
 	}()
@@ -177,8 +177,8 @@ func (a *arrivals) reportUnread(position cdc.Position) {
 		t.obs.Count(CountRowError, "", u.n)
 		if held, ok := t.warn.allow(reason); ok {
 			t.log.Error("rows of the event table cannot be read as events, and have no delivery",
-				"source", t.source, "table", t.table, "up_to_position", position, "rows", u.n,
-				"reason", reason, "error", u.example, "held_back", held)
+				slog.String("source", t.source), slog.String("table", t.table), slog.String("up_to_position", string(position)),
+				slog.Int("rows", u.n), slog.String("reason", reason), slog.Any("error", u.example), slog.Int("held_back", held))
 		}
 	}
 	a.unread = nil

@@ -27,16 +27,16 @@ type trouble struct {
 func newTrouble(log *slog.Logger, what string) *trouble { return &trouble{log: log, what: what} }
 
 // failed notes a failure that passes by itself.
-func (t *trouble) failed(err error, args ...any) {
-	t.note(slog.LevelWarn, " failed, trying again", err, args)
+func (t *trouble) failed(err error, attrs ...slog.Attr) {
+	t.note(slog.LevelWarn, t.what+" failed, trying again", err, attrs)
 }
 
 // failedForGood notes a failure that a person has to mend.
-func (t *trouble) failedForGood(err error, args ...any) {
-	t.note(slog.LevelError, " failed and needs your help", err, args)
+func (t *trouble) failedForGood(err error, attrs ...slog.Attr) {
+	t.note(slog.LevelError, t.what+" failed and needs your help", err, attrs)
 }
 
-func (t *trouble) note(level slog.Level, what string, err error, args []any) {
+func (t *trouble) note(level slog.Level, message string, err error, attrs []slog.Attr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
@@ -49,7 +49,8 @@ func (t *trouble) note(level slog.Level, what string, err error, args []any) {
 	t.times++
 	if first || changed && now.Sub(t.logged) >= remindEvery {
 		t.logged = now
-		t.log.Log(context.Background(), level, t.what+what, append(args, "error", err)...)
+		//nolint:sloglint // what is one of a few constants, and reads best in the message
+		t.log.LogAttrs(context.Background(), level, message, append(attrs, slog.Any("error", err))...)
 	}
 }
 
@@ -60,7 +61,9 @@ func (t *trouble) recovered() {
 	if t.err == nil {
 		return
 	}
-	t.log.Info(t.what+" recovered", "after", time.Since(t.since).Round(time.Millisecond), "failures", t.times)
+	//nolint:sloglint // as above
+	t.log.LogAttrs(context.Background(), slog.LevelInfo, t.what+" recovered",
+		slog.Duration("after", time.Since(t.since).Round(time.Millisecond)), slog.Int("failures", t.times))
 	t.err, t.since = nil, time.Time{}
 }
 

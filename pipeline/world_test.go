@@ -371,4 +371,3 @@ func (w *world) states(eventID string) map[string]int {
 	}
 	return got
 }
-
