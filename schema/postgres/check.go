@@ -110,7 +110,7 @@ func (s *Store) CheckSchema(ctx context.Context) error {
 // results, or none in time.
 func (s *Store) missingIndexes(ctx context.Context) (missing, statements []string, err error) {
 	var unique, claim bool
-	err = s.pool.QueryRow(ctx, `
+	err = s.queryRow(ctx, `
 SELECT coalesce(bool_or(i.indisunique AND i.indpred IS NULL AND i.indnkeyatts = 2 AND k.columns = '{event_id,handler_name}'), false),
        coalesce(bool_or(i.indnkeyatts = 2 AND k.columns = '{handler_name,next_retry_at}'), false)
 FROM pg_catalog.pg_index i
@@ -139,7 +139,7 @@ WHERE n.nspname = $1::text AND c.relname = 'event_notifications' AND i.indisvali
 
 // catalog lists the columns of all tables in our schema, with their types.
 func (s *Store) catalog(ctx context.Context) (map[string]map[string]string, error) {
-	rows, err := s.pool.Query(ctx, `
+	rows, err := s.query(ctx, `
 SELECT c.relname, a.attname, format_type(a.atttypid, -1)
 FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_class c ON c.oid = a.attrelid

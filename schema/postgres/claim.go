@@ -164,7 +164,7 @@ func (c *claiming) wanted(further bool) wants {
 func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
 	var rows []claimedRow
 	err := again(ctx, func() error {
-		result, err := c.pool.Query(ctx, c.sql.claim, w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
+		result, err := c.query(ctx, c.sql.claim, w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
 			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list())
 		if err != nil {
 			return err
@@ -212,7 +212,8 @@ func scanClaimed(row pgx.CollectableRow) (r claimedRow, err error) {
 }
 
 const nextDueSQL = `
-SELECT LEAST((extract(epoch FROM min(d.next_retry_at) - {now}) * 1000000)::bigint, 365 * 86400 * 1000000::bigint * (count(*) / NULLIF(count(*), 0)))
+SELECT CASE WHEN min(d.next_retry_at) IS NOT NULL
+       THEN (extract(epoch FROM LEAST(min(d.next_retry_at) - {now}, interval '365 days')) * 1000000)::bigint END
 FROM unnest($1::text[]) AS w (stored)
 CROSS JOIN LATERAL (
     SELECT d.next_retry_at FROM {deliveries} AS d
@@ -226,7 +227,7 @@ CROSS JOIN LATERAL (
 // year. A leased delivery is due when its lease ends.
 func (s *Store) NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error) {
 	var us *int64
-	if err := s.pool.QueryRow(ctx, s.sql.nextDue, nonNil(names), s.refused.list()).Scan(&us); err != nil {
+	if err := s.queryRow(ctx, s.sql.nextDue, nonNil(names), s.refused.list()).Scan(&us); err != nil {
 		return 0, false, fmt.Errorf("look for the next due delivery: %w", err)
 	}
 	if us == nil {

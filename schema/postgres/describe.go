@@ -132,7 +132,7 @@ func (s *Store) describe(ctx context.Context) (*eventTable, error) {
 		now:        s.sql.now,
 		deliveries: s.sql.deliveries,
 	}
-	rows, err := s.pool.Query(ctx, columnsSQL, t.Schema, t.Name)
+	rows, err := s.query(ctx, columnsSQL, t.Schema, t.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (s *Store) describe(ctx context.Context) (*eventTable, error) {
 	if err := t.check(); err != nil {
 		return nil, err
 	}
-	if err := s.pool.QueryRow(ctx, indexesSQL, t.Schema, t.Name, t.Columns.ID, t.Columns.Type, t.Columns.Date, t.Mark.Column).
+	if err := s.queryRow(ctx, indexesSQL, t.Schema, t.Name, t.Columns.ID, t.Columns.Type, t.Columns.Date, t.Mark.Column).
 		Scan(&t.uniqueID, &t.typeIndex); err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ func (s *Store) unlease(ctx context.Context, b *fanBatch, created []delivery.Cre
 	}
 	slices.Sort(ids)
 	return again(ctx, func() error {
-		_, err := s.pool.Exec(ctx, s.sql.unlease, ids, b.Lease.Token.String())
+		_, err := s.exec(ctx, s.sql.unlease, ids, b.Lease.Token.String())
 		return err
 	})
 }
@@ -176,7 +176,7 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 	)
 	s.markLate(ctx, t)
 	args := append([]any{ids, keys, targets}, b.targetArgs(all)...)
-	if err := s.pool.QueryRow(ctx, t.fanOut, args...).Scan(&inserted, &leased, &fresh, &b.absent, &duplicates); err != nil {
+	if err := s.queryRow(ctx, t.fanOut, args...).Scan(&inserted, &leased, &fresh, &b.absent, &duplicates); err != nil {
 		return err
 	}
 	result.Created = b.created(inserted, leased)
@@ -227,7 +227,7 @@ func (s *Store) fanOutImages(
 		inserted, leased []pgtype.UUID
 		fresh, marked    []int64
 	)
-	if err := s.pool.QueryRow(ctx, t.image, args...).Scan(&inserted, &leased, &fresh, &marked); err != nil {
+	if err := s.queryRow(ctx, t.image, args...).Scan(&inserted, &leased, &fresh, &marked); err != nil {
 		return err
 	}
 	for i, n := range images {
@@ -250,12 +250,12 @@ func (s *Store) Quarantine(ctx context.Context, fan delivery.Fan, cause error) e
 	}
 	args := quarantineArgs(fan, cause)
 	err := s.withTable(ctx, func(t *eventTable) error {
-		_, err := s.pool.Exec(ctx, t.quarantine, args...)
+		_, err := s.exec(ctx, t.quarantine, args...)
 		return err
 	})
 	if err != nil && rejected(err) {
 		if unmarked := s.withTable(ctx, func(t *eventTable) error {
-			_, err := s.pool.Exec(ctx, t.quarantineUnmarked, args...)
+			_, err := s.exec(ctx, t.quarantineUnmarked, args...)
 			return err
 		}); unmarked == nil {
 			return fmt.Errorf("quarantine event %s: its deliveries are BLOCKED, but the database refuses its mark: %w", fan.Event.ID, err)

@@ -79,7 +79,7 @@ CROSS JOIN LATERAL (
 // oneByOne claims the candidates one at a time, and puts those that the database refuses on
 // the list.
 func (c *claiming) oneByOne(ctx context.Context, w wants) error {
-	rows, err := c.pool.Query(ctx, c.sql.candidates, w.numbers, w.names, w.scans, c.refused.list())
+	rows, err := c.query(ctx, c.sql.candidates, w.numbers, w.names, w.scans, c.refused.list())
 	if err != nil {
 		return err
 	}

@@ -76,7 +76,7 @@ func (s *Store) markLate(ctx context.Context, t *eventTable) {
 	for _, e := range events {
 		ids, keys, targets = append(ids, e.id), append(keys, e.key), append(targets, e.targets)
 	}
-	rows, err := s.pool.Query(ctx, t.markLate, ids, keys, targets)
+	rows, err := s.query(ctx, t.markLate, ids, keys, targets)
 	if err == nil {
 		var marked []string
 		if marked, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {

@@ -20,7 +20,7 @@ func (s *Store) Undelivered(ctx context.Context, q delivery.Undelivered) ([]even
 	var events []event.Event
 	err := s.withTable(ctx, func(t *eventTable) error {
 		s.markLate(ctx, t)
-		rows, err := s.pool.Query(ctx, t.undelivered, q.Types.All,
+		rows, err := s.query(ctx, t.undelivered, q.Types.All,
 			nonNil(q.Types.Exact), nonNil(q.Types.Prefixes), nonNil(q.Skip), q.Limit)
 		if err != nil {
 			return err
@@ -45,7 +45,7 @@ func scanEvent(row pgx.CollectableRow) (e event.Event, err error) {
 // their row has no key. It stops counting at limit.
 func (s *Store) CountUnidentifiable(ctx context.Context, limit int) (n int, err error) {
 	err = s.withTable(ctx, func(t *eventTable) error {
-		return s.pool.QueryRow(ctx, t.unidentifiable, limit).Scan(&n)
+		return s.queryRow(ctx, t.unidentifiable, limit).Scan(&n)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("count events without a key: %w", err)

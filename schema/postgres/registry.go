@@ -46,7 +46,7 @@ func (s *Store) SyncHandlers(
 	var paused map[string]delivery.Pause
 	err := again(ctx, func() error {
 		paused = map[string]delivery.Pause{}
-		rows, err := s.pool.Query(ctx, s.sql.syncHandlers, nonNil(names), nonNil(aliases), nonNil(types), clean(owner))
+		rows, err := s.query(ctx, s.sql.syncHandlers, nonNil(names), nonNil(aliases), nonNil(types), clean(owner))
 		if err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, err
 			return s.ids(ctx, s.sql.orphans, micros(grace), refused, stepSize)
 		},
 		func(ids []string) (int64, error) {
-			tag, err := s.pool.Exec(ctx, s.sql.block, ids, micros(grace))
+			tag, err := s.exec(ctx, s.sql.block, ids, micros(grace))
 			return tag.RowsAffected(), err
 		})
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
 			return s.ids(ctx, s.sql.stuck, nonNil(names), refused, stepSize)
 		},
 		func(ids []string) (int64, error) {
-			tag, err := s.pool.Exec(ctx, s.sql.revive, ids)
+			tag, err := s.exec(ctx, s.sql.revive, ids)
 			return tag.RowsAffected(), err
 		})
 	if err != nil {
@@ -208,7 +208,7 @@ func (s *Store) step(
 
 // ids runs a query that returns one column of text.
 func (s *Store) ids(ctx context.Context, sql string, args ...any) ([]string, error) {
-	rows, err := s.pool.Query(ctx, sql, args...)
+	rows, err := s.query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -121,7 +121,7 @@ func (s *Store) settle(ctx context.Context, outcomes []delivery.Outcome) ([]deli
 	}
 	var settled []delivery.Settled
 	err := again(ctx, func() error {
-		rows, err := s.pool.Query(ctx, s.sql.settle, ids, tokens, verdicts, delays, windows, limits, reasons, codes, messages, attempts, took)
+		rows, err := s.query(ctx, s.sql.settle, ids, tokens, verdicts, delays, windows, limits, reasons, codes, messages, attempts, took)
 		if err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func (s *Store) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.D
 		}
 		var renewed []pgtype.UUID
 		err := again(ctx, func() error {
-			rows, err := s.pool.Query(ctx, s.sql.renew, ids, tokens, micros(by))
+			rows, err := s.query(ctx, s.sql.renew, ids, tokens, micros(by))
 			if err != nil {
 				return err
 			}

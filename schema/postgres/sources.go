@@ -16,7 +16,7 @@ ON CONFLICT (source, reason, from_position, to_position) WHERE closed_date IS NU
 // stored again.
 func (s *Store) RecordGap(ctx context.Context, source string, gap cdc.Gap) error {
 	if err := again(ctx, func() error {
-		_, err := s.pool.Exec(ctx, s.sql.recordGap, clean(source), clean(gap.Reason), clean(gap.Detail), string(gap.From), string(gap.To))
+		_, err := s.exec(ctx, s.sql.recordGap, clean(source), clean(gap.Reason), clean(gap.Detail), string(gap.From), string(gap.To))
 		return err
 	}); err != nil {
 		return fmt.Errorf("record gap of source %s: %w", source, err)
@@ -29,7 +29,7 @@ const closeGapsSQL = `UPDATE {gaps} SET closed_date = {now} WHERE source = $1::t
 // CloseGaps implements pipeline.GapStore.
 func (s *Store) CloseGaps(ctx context.Context, source string) error {
 	if err := again(ctx, func() error {
-		_, err := s.pool.Exec(ctx, s.sql.closeGaps, clean(source))
+		_, err := s.exec(ctx, s.sql.closeGaps, clean(source))
 		return err
 	}); err != nil {
 		return fmt.Errorf("close gaps of source %s: %w", source, err)
@@ -51,7 +51,7 @@ func (s *Store) RecordSource(ctx context.Context, source, owner string, status c
 	reads := status.Mode == cdc.ModeStreaming || status.Mode == cdc.ModeCatchingUp ||
 		status.Mode == cdc.ModeWaitingForStandby || status.Mode == cdc.ModePolling
 	if err := again(ctx, func() error {
-		_, err := s.pool.Exec(ctx, s.sql.recordSource,
+		_, err := s.exec(ctx, s.sql.recordSource,
 			clean(source), clean(owner), string(status.Mode), clean(status.Detail), string(status.Confirmed), reads)
 		return err
 	}); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
@@ -29,6 +30,7 @@ type Config struct {
 // Store is the SQL store. Make one with [New].
 type Store struct {
 	pool   *pgxpool.Pool
+	mode   pgx.QueryExecMode
 	log    *slog.Logger
 	schema string
 	table  schema.Table
@@ -61,7 +63,7 @@ func New(pool *pgxpool.Pool, c Config) (*Store, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{pool: pool, log: c.Logger, schema: c.Schema, table: c.Table}
+	s := &Store{pool: pool, mode: queryMode(pool), log: c.Logger, schema: c.Schema, table: c.Table}
 	s.sql = render(c.Schema, databaseClock)
 	return s, nil
 }
@@ -118,6 +120,30 @@ func render(schemaName, now string) statements {
 		closeGaps:    x.Replace(closeGapsSQL),
 		recordSource: x.Replace(recordSourceSQL),
 	}
+}
+
+// queryMode is how statements are sent: as the pool is configured, but never as named prepared
+// statements. The server keeps one plan for such a statement, and a plan that was made while
+// a table was small reads all of it for every batch after it has grown, until the
+// next ANALYZE. Planning costs half a millisecond per batch and follows the tables.
+func queryMode(pool *pgxpool.Pool) pgx.QueryExecMode {
+	mode := pool.Config().ConnConfig.DefaultQueryExecMode
+	if mode == pgx.QueryExecModeCacheStatement {
+		return pgx.QueryExecModeCacheDescribe
+	}
+	return mode
+}
+
+func (s *Store) query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return s.pool.Query(ctx, sql, append([]any{s.mode}, args...)...)
+}
+
+func (s *Store) queryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return s.pool.QueryRow(ctx, sql, append([]any{s.mode}, args...)...)
+}
+
+func (s *Store) exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return s.pool.Exec(ctx, sql, append([]any{s.mode}, args...)...)
 }
 
 // attemptsPerStatement bounds how often a statement is run that lost a deadlock.
