@@ -131,6 +131,7 @@ func (s *Source) dial(ctx context.Context, use purpose) (*session, error) {
 // everywhere, warnings are sent, and no function of the user's is called by accident.
 const sessionSettings = `
 SET search_path = pg_catalog;
+SET default_transaction_read_only = off;
 SET client_min_messages = warning;
 SET DateStyle = 'ISO, YMD';
 SET IntervalStyle = postgres;

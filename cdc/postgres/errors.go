@@ -25,6 +25,7 @@ const (
 	reasonRecovery    = "in_recovery"
 	reasonTable       = "table"
 	reasonSlot        = "slot"
+	reasonPublication = "publication"
 	reasonNoSlotFree  = "no_slot_free"
 	reasonConnections = "too_many_connections"
 	reasonLock        = "lock"
@@ -158,11 +159,15 @@ func classifyStream(err error) error {
 	switch sqlState(err) {
 	case stateAdminShutdown, stateCrashShutdown, stateCannotConnect:
 		return retryable(reasonServerDown, err, "")
+	case stateUndefinedObject:
+		return retryable(reasonPublication, err, "")
 	case "":
 	default:
 		return retryable(reasonOther, err, "")
 	}
 	switch {
+	case errors.Is(err, errRecheck), errors.Is(err, errPublication):
+		return retryable(reasonPublication, err, "")
 	case errors.Is(err, errServerDone), errors.Is(err, errServerStopping):
 		return retryable(reasonServerDown, err, "")
 	case errors.Is(err, errStalled):

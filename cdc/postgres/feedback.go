@@ -2,7 +2,9 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -14,7 +16,7 @@ import (
 
 // takeAcks tells the confirm rule what the consumer made durable.
 func (st *stream) takeAcks() {
-	if m := st.s.acked.Load(); m != nil && m.epoch == st.s.memory.epoch {
+	if m := st.s.acked.Load(); m != nil && m != st.oldAck && m.epoch == st.s.memory.epoch {
 		st.confirm.ack(m.at)
 		st.s.status.durable.Store(uint64(st.confirm.durable))
 	}
@@ -23,6 +25,7 @@ func (st *stream) takeAcks() {
 // tick does what is due: status by the clock, or because something became
 // durable since.
 func (st *stream) tick(now time.Time) error {
+	st.lastTick = now
 	if !st.giveUp.IsZero() && !now.Before(st.giveUp) {
 		return errServerStopping
 	}
@@ -52,7 +55,7 @@ func (st *stream) send(now time.Time) error {
 	if err := pglogrepl.SendStandbyStatusUpdate(context.Background(), st.c.conn, update); err != nil {
 		return fmt.Errorf("send status: %w", err)
 	}
-	st.lastStatus = now
+	st.lastStatus, st.lastTick = now, now
 	st.sent = resumePoint(update.WALFlushPosition)
 	st.s.status.confirmed.Store(uint64(st.sent))
 	st.schedule(now)
@@ -73,10 +76,10 @@ func (st *stream) schedule(now time.Time) {
 
 // pull brings the next tick forward when there is, or may soon be, something
 // new to confirm. It runs after every message, so it reads no clock: the time is
-// counted from the last status update.
+// counted from the last tick.
 func (st *stream) pull() {
 	if st.confirm.waiting() > 0 || st.confirm.flush() > st.sent {
-		st.due = earlier(st.due, st.lastStatus.Add(voluntary))
+		st.due = earlier(st.due, st.lastTick.Add(voluntary))
 	}
 }
 
@@ -115,7 +118,7 @@ func (st *stream) obey() error {
 	if cause == nil {
 		return nil
 	}
-	if *cause == errServerStopping {
+	if errors.Is(*cause, errServerStopping) {
 		st.stopping("it takes no new connections")
 		return nil
 	}
@@ -133,7 +136,7 @@ func (st *stream) stopping(how string) {
 	now := time.Now()
 	st.giveUp = now.Add(st.s.cfg.StopGrace)
 	st.due = earlier(st.due, now.Add(hurried))
-	st.s.log.Debug("the server is shutting down", "noticed_by", how, "waiting", st.confirm.waiting())
+	st.s.log.Debug("the server is shutting down", slog.String("noticed_by", how), slog.Int("waiting", st.confirm.waiting()))
 }
 
 // pingRun tells the keepalives of a server that is shutting down from ordinary

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -158,7 +159,7 @@ func (s *Source) ensurePublication(ctx context.Context, c *session, slotExists b
 		_, err = c.query(ctx, statement)
 		switch state := sqlState(err); {
 		case err == nil:
-			s.log.Info("changed the publication", "publication", s.cfg.Publication, "because", why.Error())
+			s.log.Info("changed the publication", slog.String("publication", s.cfg.Publication), slog.String("because", why.Error()))
 			if slotExists && p.exists {
 				s.memory.tableAdded = true
 			} else if slotExists {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"time"
 
@@ -132,7 +133,7 @@ func (s *Source) meet(now identity) {
 	s.memory.epoch++
 	s.memory.confirmed, s.memory.durable = 0, 0
 	s.memory.serverChanged = changed
-	s.log.Warn("the server's history changed", "detail", changed)
+	s.log.Warn("the server's history changed", slog.String("detail", changed))
 }
 
 // awaitFreeSlot returns the slot's state once no other session streams from it.
@@ -147,7 +148,7 @@ func (s *Source) awaitFreeSlot(ctx context.Context, c *session) (slotState, erro
 		s.standBy(slot.ActivePID)
 		if now := time.Now(); now.After(quiet) {
 			quiet = now.Add(time.Minute)
-			s.log.Info("standing by: another session streams from the slot", "slot", s.cfg.Slot, "pid", slot.ActivePID)
+			s.log.Info("standing by: another session streams from the slot", slog.Uint64("pid", uint64(slot.ActivePID)))
 		}
 		if err := sleep(ctx, s.cfg.StandbyPoll); err != nil {
 			return slot, err
@@ -208,7 +209,7 @@ func (s *Source) reanchor(ctx context.Context, c *session, d decision, f finding
 		}
 	}
 	if d.action == replaceSlot {
-		s.log.Warn("replacing the slot", "slot", s.cfg.Slot, "reason", d.gap.Reason, "detail", d.gap.Detail)
+		s.log.Warn("replacing the slot", slog.String("reason", d.gap.Reason), slog.String("detail", d.gap.Detail))
 		dropped, err := c.dropSlot(ctx, s.cfg.Slot, f.slot)
 		if err != nil {
 			return 0, err
@@ -272,7 +273,7 @@ func (s *Source) create(ctx context.Context, c *session, version int) (resumePoi
 		if err != nil {
 			return 0, err
 		}
-		s.log.Info("created the slot", "slot", s.cfg.Slot, "position", at.String())
+		s.log.Info("created the slot", slog.String("position", at.String()))
 		_, err = c.query(ctx, "SET lock_timeout = 0")
 		return at, err
 	}
@@ -285,7 +286,7 @@ func (s *Source) nameBlocker(ctx context.Context, c *session) error {
 		return err
 	}
 	s.status.setMode(cdc.ModeConnecting, "slot creation waits for the open transaction of session "+pid)
-	s.log.Warn("slot creation waits for an open transaction", "slot", s.cfg.Slot, "blocking_pid", pid)
+	s.log.Warn("slot creation waits for an open transaction", slog.String("blocking_pid", pid))
 	return nil
 }
 
@@ -295,7 +296,7 @@ func (s *Source) reportDrift(p publicationState) {
 		if _, known := s.drift[text]; !known {
 			s.drift[text] = struct{}{}
 			s.log.Warn("the publication differs from what the dispatcher would create",
-				"publication", s.cfg.Publication, "detail", text)
+				slog.String("publication", s.cfg.Publication), slog.String("detail", text))
 		}
 	}
 }

@@ -174,10 +174,11 @@ func TestErrorsAreClassified(t *testing.T) {
 		err := classifySetup(&pgconn.PgError{Code: tc.state})
 		checkClass(t, tc.state, err, tc.reason, tc.permanent, tc.hint)
 	}
+	checkClass(t, "publication", classifyStream(errPublication), reasonPublication, false, "")
 	checkClass(t, "silence", classifyStream(errStalled), reasonStalled, false, "")
 	checkClass(t, "end", classifyStream(errServerDone), reasonServerDown, false, "")
 	checkClass(t, "network", classifyStream(errors.New("reset")), reasonConnection, false, "")
-	if err := permanent(reasonSlot, errors.New("x"), "y"); classifySetup(err) != err || classifyStream(err) != err {
+	if err := permanent(reasonSlot, errors.New("x"), "y"); !errors.Is(classifySetup(err), err) || !errors.Is(classifyStream(err), err) {
 		t.Error("a classified error was classified again")
 	}
 }

@@ -54,7 +54,8 @@ func New(cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("postgres reader: %w", err)
 	}
-	s := &Source{cfg: cfg, log: cfg.Logger, patience: firstPatience, drift: map[string]struct{}{}}
+	log := cfg.Logger.With(slog.String("slot", cfg.Slot))
+	s := &Source{cfg: cfg, log: log, patience: firstPatience, drift: map[string]struct{}{}}
 	s.status.init()
 	return s, nil
 }
@@ -68,7 +69,7 @@ func (s *Source) Ack(pos cdc.Position) {
 	}
 	for {
 		last := s.acked.Load()
-		if last != nil && !last.before(m) {
+		if last != nil && m.before(*last) {
 			return
 		}
 		if s.acked.CompareAndSwap(last, &m) {
@@ -97,42 +98,37 @@ func (s *Source) Run(ctx context.Context, out chan<- cdc.Transaction) error {
 }
 
 func (s *Source) run(ctx context.Context, out chan<- cdc.Transaction) error {
-	g, ctx := errgroup.WithContext(ctx)
+	g, inner := errgroup.WithContext(ctx)
 	w := newWatcher(s)
 	g.Go(func() error {
-		w.run(ctx)
+		w.run(inner)
 		return nil
 	})
-	g.Go(func() error {
-		err := s.supervise(ctx, w, out)
-		if err == nil {
-			err = context.Canceled // ends the watcher as well
-		}
-		return err
-	})
-	if err := g.Wait(); !errors.Is(err, context.Canceled) {
-		return err
+	g.Go(func() error { return s.supervise(inner, w, out) }) // its error ends the watcher
+	err := g.Wait()
+	if errors.Is(err, ctx.Err()) {
+		return nil
 	}
-	return nil
+	return err
 }
 
-// supervise makes one connection after the other until ctx ends (nil) or
-// somebody has to act.
+// supervise makes one connection after the other until ctx ends, which then is
+// the error, or somebody has to act.
 func (s *Source) supervise(ctx context.Context, w *watcher, out chan<- cdc.Transaction) error {
 	for {
 		s.status.setMode(cdc.ModeConnecting, "")
 		progress, err := s.live(ctx, w, out)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case cdc.IsPermanent(err):
+		if ended := ctx.Err(); ended != nil {
+			return ended
+		}
+		if cdc.IsPermanent(err) {
 			return err
 		}
 		s.status.reconnects.Add(1)
 		pause := s.pauseAfter(err, progress)
 		s.report(err, pause)
-		if sleep(ctx, pause) != nil {
-			return nil
+		if err := sleep(ctx, pause); err != nil {
+			return err
 		}
 	}
 }
@@ -217,22 +213,18 @@ func (s *Source) report(err error, pause time.Duration) {
 		return
 	}
 	s.failing, s.quietTill, s.reported = kind, now.Add(time.Minute), true
-	attrs := []any{"reason", reasonOf(err), "err", err, "retry_in", pause.Round(time.Millisecond).String()}
-	var advice *cdc.SourceError
-	if errors.As(err, &advice) && advice.Hint != "" {
-		attrs = append(attrs, "hint", advice.Hint)
-	}
-	s.log.Warn("the log is not being read", attrs...)
+	s.log.Warn("the log is not being read", slog.String("reason", reasonOf(err)), slog.Any("err", err),
+		slog.Duration("retry_in", pause.Round(time.Millisecond)))
 }
 
 // recovered closes what report opened.
 func (s *Source) recovered(st *stream) {
-	position := st.confirm.received.String()
+	position := slog.String("position", st.confirm.received.String())
 	switch {
 	case s.reported:
-		s.log.Info("reading the log again", "slot", s.cfg.Slot, "position", position, "after", s.failing)
+		s.log.Info("reading the log again", position, slog.String("after", s.failing))
 	case s.failing == "":
-		s.log.Info("reading the log", "slot", s.cfg.Slot, "position", position)
+		s.log.Info("reading the log", position)
 	}
 	s.reported = false
 }

@@ -367,3 +367,17 @@ func TestRunIsNotForTwo(t *testing.T) {
 		r.waitFor(10)
 	})
 }
+
+func TestOddNames(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		cfg.Publication = `Pub, "x" \y 'z' ☃`
+		cfg.Tables = []Table{{`Odd "Schema"`, `Ta'b\le`}}
+		name := cfg.Tables[0].quoted()
+		db.Exec("CREATE SCHEMA " + quoteIdent(cfg.Tables[0].Schema) + "; CREATE TABLE " + name + " (id int)")
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec("INSERT INTO " + name + " VALUES (1), (2)")
+		r.waitFor(2)
+	})
+}

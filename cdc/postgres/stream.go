@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +52,9 @@ type stream struct {
 	interval   time.Duration // between status updates
 	staleAfter time.Duration // silence after which the server counts as gone
 	lastStatus time.Time
+	lastTick   time.Time
 	sent       resumePoint // last position confirmed to the server
+	oldAck     *mark       // an acknowledgement from before the gap that was announced
 	due        time.Time   // when to tick next
 	armed      time.Time   // the read deadline that is set
 	asked      bool        // a keepalive was asked for
@@ -94,7 +98,8 @@ func (st *stream) start(ctx context.Context) error {
 	err := pglogrepl.StartReplication(ctx, st.c.conn, quoteIdent(st.s.cfg.Slot), pglogrepl.LSN(st.a.start),
 		pglogrepl.StartReplicationOptions{Mode: pglogrepl.LogicalReplication, PluginArgs: []string{
 			"proto_version '1'",
-			"publication_names " + quoteLiteral(quoteIdent(st.s.cfg.Publication)),
+			// The grammar of replication commands knows no backslash escapes.
+			"publication_names '" + strings.ReplaceAll(quoteIdent(st.s.cfg.Publication), "'", "''") + "'",
 		}})
 	if err != nil {
 		return fmt.Errorf("start streaming from slot %q: %w", st.s.cfg.Slot, err)
@@ -283,7 +288,8 @@ func (st *stream) insert(ctx context.Context, w walData, body []byte) error {
 			st.s.memory.unreadable = uint64(w.start)
 			return protocolError(err)
 		}
-		st.s.log.Error("a row of the log cannot be read and is left to the poller", "position", w.start.String(), "err", err)
+		st.s.log.Error("a row of the log cannot be read and is left to the poller",
+			slog.String("position", w.start.String()), slog.Any("err", err))
 		st.asm.giveUp(fmt.Sprintf("the row at %s cannot be read: %s", w.start, err))
 		return nil
 	}
@@ -328,9 +334,13 @@ func (st *stream) announce(ctx context.Context, gap *cdc.Gap) error {
 	if gap == nil {
 		return nil
 	}
+	// Where the gap ends may be where the last acknowledgement was, which says
+	// nothing about the gap.
+	st.oldAck = st.s.acked.Load()
 	st.confirm.wait(st.a.start)
 	st.s.log.Warn("a stretch of the log was not read; the poller covers it",
-		"reason", gap.Reason, "detail", gap.Detail, "from", string(gap.From), "to", string(gap.To))
+		slog.String("reason", gap.Reason), slog.String("detail", gap.Detail),
+		slog.String("from", string(gap.From)), slog.String("to", string(gap.To)))
 	at := mark{st.s.memory.epoch, st.a.start}.position()
 	if err := st.handOver(ctx, cdc.Transaction{Gap: gap, Position: at}); err != nil {
 		return err

@@ -23,7 +23,7 @@ func offline(t *testing.T) (*stream, chan cdc.Transaction) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st.lastStatus = time.Now()
+	st.lastStatus, st.lastTick = time.Now(), time.Now()
 	return st, out
 }
 
@@ -148,7 +148,7 @@ func TestFeedbackIsSentAsOftenAsTheServerNeeds(t *testing.T) {
 func TestScheduleHurriesOnlyWhileSomethingWaits(t *testing.T) {
 	st, _ := offline(t)
 	now := time.Now()
-	st.lastStatus = now
+	st.lastStatus, st.lastTick = now, now
 	st.schedule(now)
 	if got := st.due.Sub(now); got != st.interval {
 		t.Errorf("idle: next status after %s, want %s", got, st.interval)
@@ -164,5 +164,41 @@ func TestScheduleHurriesOnlyWhileSomethingWaits(t *testing.T) {
 	st.stopping("test")
 	if got := st.due.Sub(now); got > voluntary {
 		t.Errorf("stopping: next look after %s", got)
+	}
+}
+
+// TestGapIsNotAcknowledgedByWhatCameBefore: reading may resume exactly where the
+// last acknowledgement was.
+func TestGapIsNotAcknowledgedByWhatCameBefore(t *testing.T) {
+	st, out := offline(t)
+	at := mark{0, 100}.position()
+	st.s.Ack(at)
+	if err := st.announce(t.Context(), &cdc.Gap{Reason: gapPublicationTable}); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-out; got.Gap == nil || got.Position != at {
+		t.Fatalf("announced %+v", got)
+	}
+	st.confirm.keepalive(200)
+	if st.takeAcks(); st.confirm.flush() != 100 {
+		t.Error("the gap was taken for acknowledged")
+	}
+	st.s.Ack(at)
+	if st.takeAcks(); st.confirm.flush() != 200 {
+		t.Error("the acknowledgement of the gap was not taken")
+	}
+}
+
+func TestPullDoesNotMakeEveryMessageTick(t *testing.T) {
+	st, _ := offline(t)
+	st.lastStatus = time.Now().Add(-5 * time.Second)
+	st.due = st.lastStatus.Add(st.interval)
+	st.confirm.begin()
+	if err := st.confirm.commit(120, true); err != nil {
+		t.Fatal(err)
+	}
+	st.pull()
+	if !st.due.After(time.Now()) {
+		t.Error("with something pending since the last look, the next look is due at once")
 	}
 }
