@@ -1,0 +1,126 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Admin answers an operator's questions and carries out an operator's orders. It works on
+// the tables of a [Store] and shares its pool.
+//
+// Promises: no question writes anything, and none runs longer than its time limit or counts
+// beyond its count limit, however large the tables are. Every order is one
+// transaction that holds its own line of audit_log: who, what, on which deliveries, how
+// many.
+type Admin struct {
+	*Store
+	cfg AdminConfig
+}
+
+// AdminConfig bounds what questions may cost. The zero value of each field is its default.
+type AdminConfig struct {
+	// Timeout of one statement of a question. Default 5 s.
+	Timeout time.Duration
+	// CountLimit is where counting stops. Default 10,000.
+	CountLimit int
+}
+
+// NewAdmin returns the Admin of a store. It does not connect.
+func NewAdmin(s *Store, cfg AdminConfig) *Admin {
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = 5 * time.Second
+	}
+	if cfg.CountLimit <= 0 {
+		cfg.CountLimit = 10_000
+	}
+	return &Admin{Store: s, cfg: cfg}
+}
+
+// orderTimeout bounds one statement of an order, which may wait for rows that others have
+// locked.
+const orderTimeout = time.Minute
+
+// Errors that an operator can act on.
+var (
+	// ErrNotFound: there is no such event, delivery or handler.
+	ErrNotFound = errors.New("not found")
+	// ErrSlow: the answer took longer than the time limit; a narrower filter may not.
+	ErrSlow = errors.New("took longer than the time limit")
+)
+
+// Count is a number that was counted up to a limit.
+type Count struct {
+	N int64 `json:"n"`
+	// More says that counting stopped at N; there may be more.
+	More bool `json:"more,omitempty"`
+}
+
+// String returns "12" or "10000+".
+func (c Count) String() string {
+	if c.More {
+		return strconv.FormatInt(c.N, 10) + "+"
+	}
+	return strconv.FormatInt(c.N, 10)
+}
+
+// read runs fn in a read-only transaction with the time limit.
+func (a *Admin) read(ctx context.Context, fn func(pgx.Tx) error) error {
+	return a.transaction(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly}, a.cfg.Timeout, fn)
+}
+
+// write runs fn in a transaction, again when it lost a deadlock.
+func (a *Admin) write(ctx context.Context, fn func(pgx.Tx) error) error {
+	return again(ctx, func() error { return a.transaction(ctx, pgx.TxOptions{}, orderTimeout, fn) })
+}
+
+func (a *Admin) transaction(ctx context.Context, o pgx.TxOptions, limit time.Duration, fn func(pgx.Tx) error) error {
+	err := pgx.BeginTxFunc(ctx, a.pool, o, func(tx pgx.Tx) error {
+		ms := strconv.FormatInt(limit.Milliseconds(), 10)
+		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::text, true)", ms); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+	if sqlState(err) == codeQueryCanceled && ctx.Err() == nil {
+		return fmt.Errorf("%w of %s", ErrSlow, limit)
+	}
+	return err
+}
+
+const codeQueryCanceled = "57014"
+
+// now reads the database's clock.
+func (a *Admin) now(ctx context.Context, tx pgx.Tx) (t time.Time, err error) {
+	err = tx.QueryRow(ctx, "SELECT "+a.sql.now).Scan(timeTarget{&t})
+	return t, err
+}
+
+// in is the quoted name of one of our tables.
+func (a *Admin) in(table string) string { return pgx.Identifier{a.schema, table}.Sanitize() }
+
+// audit writes one line of the audit log; detail becomes its JSON document.
+func (a *Admin) audit(ctx context.Context, tx pgx.Tx, actor, action, target string, affected int64, reason string, detail any) error {
+	document, err := json.Marshal(detail)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO `+a.in("audit_log")+` (happened_date, actor, action, target, affected, reason, detail)
+		VALUES (`+a.sql.now+`, $1::text, $2::text, $3::text, $4::bigint, NULLIF($5::text, ''), $6::text::jsonb)`,
+		clean(actor), action, clean(target), affected, clean(reason), string(document))
+	return err
+}
+
+// arguments collects the parameters of a statement that is put together.
+type arguments []any
+
+// add returns the placeholder of a further parameter, with its type.
+func (a *arguments) add(value any, typ string) string {
+	*a = append(*a, value)
+	return fmt.Sprintf("$%d::%s", len(*a), typ)
+}

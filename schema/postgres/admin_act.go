@@ -1,0 +1,318 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+)
+
+// Order is what all changes by a person have in common.
+type Order struct {
+	// Actor is who asks for it. Required.
+	Actor string
+	// Reason is why; it may be empty.
+	Reason string
+	// RequestID, when not empty, makes the order idempotent: a second one with the same id,
+	// within a day, changes nothing and returns what the first one did (Q38).
+	RequestID string
+	// Limit bounds the deliveries that one order changes. Default and most: 10,000.
+	// Give the order again, with another RequestID, while More is true.
+	Limit int
+}
+
+const orderLimit = 10_000
+
+func (o Order) limit() int {
+	if o.Limit <= 0 {
+		return orderLimit
+	}
+	return min(o.Limit, orderLimit)
+}
+
+var errNoActor = errors.New("an order needs an actor, for the audit log")
+
+// ErrStates is for a filter that names only states that the order never touches, such as SUCCEEDED
+// without [Retry.Succeeded].
+var ErrStates = errors.New("the order does not concern deliveries in this state")
+
+// Done is what an order did.
+type Done struct {
+	// Count of deliveries that were changed.
+	Count int64 `json:"count"`
+	// More says that the order's limit was reached; others may be left.
+	More bool `json:"more,omitempty"`
+	// Repeated says that an order with this request id had been carried out before.
+	Repeated bool `json:"repeated,omitempty"`
+}
+
+// Retry asks for deliveries to be tried again.
+type Retry struct {
+	Order
+	Filter Filter
+	// Succeeded includes deliveries that have succeeded; their handlers run again.
+	Succeeded bool
+	// ResetAttempts counts failed attempts from zero again, so that the retry delays start
+	// small. The history keeps its lines either way.
+	ResetAttempts bool
+}
+
+// retryable are the states that a person can send back: all but PENDING, which is waiting
+// anyway, and SUCCEEDED, which must be asked for.
+func (r Retry) retryable() []delivery.State {
+	states := []delivery.State{delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked, delivery.Discarded}
+	if r.Succeeded {
+		states = append(states, delivery.Succeeded)
+	}
+	return states
+}
+
+// RetryDeliveries makes deliveries PENDING and due now, with a fresh count of claims and a
+// retry window that begins now. Those that a process is working on are left alone.
+func (a *Admin) RetryDeliveries(ctx context.Context, r Retry) (Done, error) {
+	attempts := "d.attempts"
+	if r.ResetAttempts {
+		attempts = "0"
+	}
+	done, err := a.change(ctx, r.Order, change{
+		action: "deliveries.retry", outcome: ManualRetry, filter: r.Filter, states: r.retryable(),
+		set: `state = 'PENDING', attempts = ` + attempts + `, claim_count = 0, next_retry_at = c.now, retried_date = c.now,
+			reason = NULL, last_error = NULL, finished_date = NULL`,
+		detail: map[string]any{"succeeded": r.Succeeded, "reset_attempts": r.ResetAttempts},
+	})
+	if err != nil {
+		return Done{}, fmt.Errorf("retry deliveries: %w", err)
+	}
+	return done, nil
+}
+
+// Discard asks for deliveries to be given up.
+type Discard struct {
+	Order
+	Filter Filter
+}
+
+// ReasonByHand is the reason of deliveries that a person discarded without saying why.
+const ReasonByHand = "by_hand"
+
+// DiscardDeliveries ends deliveries that have not succeeded as DISCARDED. Those that a process is
+// working on are left alone.
+func (a *Admin) DiscardDeliveries(ctx context.Context, d Discard) (Done, error) {
+	done, err := a.change(ctx, d.Order, change{
+		action: "deliveries.discard", outcome: ManualDiscard, filter: d.Filter,
+		states: []delivery.State{delivery.Pending, delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked},
+		set: `state = 'DISCARDED', reason = COALESCE(NULLIF(c.why, ''), '` + ReasonByHand + `'),
+			finished_date = c.now`,
+		detail: map[string]any{},
+	})
+	if err != nil {
+		return Done{}, fmt.Errorf("discard deliveries: %w", err)
+	}
+	return done, nil
+}
+
+// change is an order about deliveries.
+type change struct {
+	action, outcome string
+	filter          Filter
+	// states that the order concerns; the filter may narrow them.
+	states []delivery.State
+	// set is the SET list; c is the clock, c.why the reason.
+	set    string
+	detail map[string]any
+}
+
+// concerns says whether the filter leaves any deliveries in this state.
+func (c change) concerns(s delivery.State) bool {
+	return len(c.filter.States) == 0 || slices.Contains(c.filter.States, s)
+}
+
+func (c change) list(separator string) string {
+	names := make([]string, len(c.states))
+	for i, s := range c.states {
+		names[i] = string(s)
+	}
+	return strings.Join(names, separator)
+}
+
+// changeSQL changes the chosen deliveries and writes their history. The rows are locked in
+// the order of their ids, like those of every other statement; one that a process has
+// leased by the time it is locked is not taken.
+const changeSQL = `
+WITH clock AS MATERIALIZED (
+    SELECT {now} AS now, {why} AS why
+), chosen AS MATERIALIZED (
+    SELECT d.id, d.state AS was, COALESCE(d.claim_count, d.attempts) AS claims, d.reason, d.last_error
+    FROM {deliveries} AS d
+    WHERE {where} AND d.state IN ({states}) AND (d.lease_until IS NULL OR d.lease_until <= {now})
+    ORDER BY d.id LIMIT {limit}
+    FOR UPDATE
+), changed AS (
+    UPDATE {deliveries} AS d SET {set},
+        lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = c.now
+    FROM chosen AS x CROSS JOIN clock AS c
+    WHERE d.id = x.id
+    RETURNING d.id, x.was, x.claims, x.reason, x.last_error, c.now
+), history AS (
+    INSERT INTO {attempts} (delivery_id, attempt, outcome, reason, error, message, started_date, duration_us)
+    SELECT id, claims, {outcome}, concat_ws(': ', was, reason), last_error, {message}, now, 0 FROM changed
+)
+SELECT count(*) FROM changed`
+
+func (a *Admin) change(ctx context.Context, o Order, c change) (done Done, err error) {
+	switch {
+	case o.Actor == "":
+		return Done{}, errNoActor
+	case !slices.ContainsFunc(c.states, c.concerns):
+		return Done{}, fmt.Errorf("%w: it is for deliveries in state %s", ErrStates, c.list(", "))
+	}
+	err = a.write(ctx, func(tx pgx.Tx) error {
+		done = Done{}
+		if done.Repeated, done.Count, err = a.ordered(ctx, tx, o, c.action); err != nil || done.Repeated {
+			return err
+		}
+		var args arguments
+		where, err := a.where(ctx, tx, c.filter, &args)
+		if err != nil {
+			return err
+		}
+		message := "by " + clean(o.Actor)
+		if o.Reason != "" {
+			message += ": " + clean(o.Reason)
+		}
+		statement := strings.NewReplacer(
+			"{now}", a.sql.now, "{deliveries}", a.sql.deliveries, "{attempts}", a.in("event_notification_attempts"),
+			"{where}", where, "{states}", "'"+c.list("', '")+"'", "{set}", c.set,
+			"{why}", args.add(clean(o.Reason), "text"), "{limit}", args.add(o.limit(), "bigint"),
+			"{outcome}", args.add(c.outcome, "text"), "{message}", args.add(message, "text"),
+		).Replace(changeSQL)
+		if err := tx.QueryRow(ctx, statement, args...).Scan(&done.Count); err != nil {
+			return err
+		}
+		done.More = done.Count == int64(o.limit())
+		detail := map[string]any{"filter": c.filter}
+		maps.Copy(detail, c.detail)
+		if o.RequestID != "" {
+			detail["request_id"] = clean(o.RequestID)
+		}
+		return a.audit(ctx, tx, o.Actor, c.action, c.filter.String(), done.Count, o.Reason, detail)
+	})
+	return done, err
+}
+
+// requestsKept is how long a request id is remembered.
+const requestsKept = 24 * time.Hour
+
+// ordered says whether the order was carried out before. Two orders with one request id wait
+// for each other.
+func (a *Admin) ordered(ctx context.Context, tx pgx.Tx, o Order, action string) (before bool, count int64, err error) {
+	if o.RequestID == "" {
+		return false, 0, nil
+	}
+	id := clean(o.RequestID)
+	if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1::text, 7788))", a.schema+" "+id); err != nil {
+		return false, 0, err
+	}
+	err = tx.QueryRow(ctx, `SELECT l.affected FROM `+a.in("audit_log")+` AS l
+		WHERE l.action = $1::text AND l.detail ->> 'request_id' = $2::text
+		  AND l.happened_date > `+a.sql.now+` - $3::bigint * interval '1 microsecond'
+		ORDER BY l.id LIMIT 1`, action, id, micros(requestsKept)).Scan(&count)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, 0, nil
+	}
+	return err == nil, count, err
+}
+
+// HandlerInfo is a row of the handlers table.
+type HandlerInfo struct {
+	Name    string   `json:"name"`
+	Aliases []string `json:"aliases,omitempty"`
+	Types   []string `json:"types"`
+	// Generation counts changes of aliases and types.
+	Generation int64 `json:"generation"`
+	// LastOwner is the process that served it last, LastSeen when, Silent for how long not.
+	LastOwner string        `json:"last_owner"`
+	LastSeen  time.Time     `json:"last_seen"`
+	Silent    time.Duration `json:"silent_ns"`
+	Created   time.Time     `json:"created"`
+	// Paused is nil while it runs.
+	Paused *delivery.Pause `json:"paused,omitempty"`
+}
+
+// ListHandlers returns every handler that a process ever served, by name.
+func (a *Admin) ListHandlers(ctx context.Context) (list []HandlerInfo, err error) {
+	err = a.read(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `SELECT h.name, h.aliases, h.types, h.generation, h.last_owner, h.last_seen,
+			(extract(epoch FROM `+a.sql.now+` - h.last_seen) * 1000000)::bigint, h.created_date,
+			COALESCE(h.paused_by, ''), COALESCE(h.pause_reason, ''), h.paused_date
+			FROM `+a.in("handlers")+` AS h ORDER BY h.name`)
+		if err != nil {
+			return err
+		}
+		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (h HandlerInfo, err error) {
+			var silent int64
+			var p delivery.Pause
+			err = row.Scan(&h.Name, &h.Aliases, &h.Types, &h.Generation, &h.LastOwner, clampedTime{&h.LastSeen}, &silent,
+				clampedTime{&h.Created}, &p.By, &p.Reason, clampedTime{&p.At})
+			h.Silent = time.Duration(silent) * time.Microsecond
+			if !p.At.IsZero() {
+				h.Paused = &p
+			}
+			return h, err
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list handlers: %w", err)
+	}
+	return list, nil
+}
+
+// PauseHandler stops the handler's deliveries in every process, within a heartbeat. They wait as
+// PENDING. changed is false when it was paused before: the first pause stands. name may be an alias.
+// The error is [ErrNotFound] when no process ever served it.
+func (a *Admin) PauseHandler(ctx context.Context, name, by, why string) (changed bool, err error) {
+	return a.setPause(ctx, name, by, why, "handlers.pause",
+		"paused_by = $2::text, pause_reason = NULLIF($3::text, ''), paused_date = "+a.sql.now, "paused_date IS NULL")
+}
+
+// ResumeHandler lets the handler's deliveries go on. changed is false when it was not paused.
+func (a *Admin) ResumeHandler(ctx context.Context, name, by, why string) (changed bool, err error) {
+	return a.setPause(ctx, name, by, why, "handlers.resume",
+		"paused_by = NULL, pause_reason = NULL, paused_date = NULL", "paused_date IS NOT NULL AND $2::text <> '' AND $3::text IS NOT NULL")
+}
+
+func (a *Admin) setPause(ctx context.Context, name, by, why, action, set, guard string) (changed bool, err error) {
+	if by == "" {
+		return false, errNoActor
+	}
+	err = a.write(ctx, func(tx pgx.Tx) error {
+		changed = false
+		var canonical string
+		err := tx.QueryRow(ctx, `SELECT h.name FROM `+a.in("handlers")+` AS h WHERE h.name = $1::text OR $1::text = ANY (h.aliases)
+			ORDER BY h.name <> $1::text LIMIT 1 FOR UPDATE`, clean(name)).Scan(&canonical)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return ErrNotFound
+		}
+		if err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, `UPDATE `+a.in("handlers")+` AS h SET `+set+` WHERE h.name = $1::text AND `+guard, canonical, clean(by), clean(why))
+		if err != nil {
+			return err
+		}
+		changed = tag.RowsAffected() > 0
+		return a.audit(ctx, tx, by, action, canonical, tag.RowsAffected(), why, map[string]any{})
+	})
+	if err != nil {
+		return false, fmt.Errorf("handler %s: %w", name, err)
+	}
+	return changed, nil
+}
