@@ -329,14 +329,13 @@ func (b *logBook) String() string {
 	return b.buf.String()
 }
 
-// bench is a handling over a fake store, ready to run.
-type bench struct {
+// process is the handling of one process, ready to run.
+type process struct {
 	*handling
-	store *fakeStore
-	obs   *recorder
-	book  *logBook
-	stop  context.CancelFunc
-	done  chan error
+	obs  *recorder
+	book *logBook
+	stop context.CancelFunc
+	done chan error
 }
 
 // subscription is a handler with its defaults applied.
@@ -352,28 +351,28 @@ func does(fn func(ctx context.Context, e event.Envelope) error) Handler {
 	return Handler{Name: "h", Handler: event.HandlerFunc(fn)}
 }
 
-// newBench makes a handling with a lease of 60 s and a shutdown timeout of 20 s.
-func newBench(store *fakeStore, handlers ...Handler) *bench {
-	b := &bench{store: store, obs: &recorder{}, book: &logBook{}, done: make(chan error, 1)}
+// newProcess makes a handling with a shutdown timeout of 20 s.
+func newProcess(store outcomeStore, lease time.Duration, handlers ...Handler) *process {
+	p := &process{obs: &recorder{}, book: &logBook{}, done: make(chan error, 1)}
 	c := handlingConfig{
-		store: store, lease: time.Minute, shutdownTimeout: 20 * time.Second, maxPayload: 1 << 20,
-		owner: "test", observer: b.obs, logger: slog.New(slog.NewTextHandler(b.book, nil)),
+		store: store, lease: lease, shutdownTimeout: 20 * time.Second, maxPayload: 1 << 20,
+		owner: "test", observer: p.obs, logger: slog.New(slog.NewTextHandler(p.book, nil)),
 	}
 	for _, h := range handlers {
 		c.subs = append(c.subs, subscription(h))
 	}
-	b.handling = newHandling(c)
-	return b
+	p.handling = newHandling(c)
+	return p
 }
 
 // launch runs it until the test ends or halt is called.
-func (b *bench) launch(t testing.TB) {
+func (p *process) launch(t testing.TB) {
 	ctx, cancel := context.WithCancel(context.Background())
-	b.stop = cancel
-	go func() { b.done <- b.run(ctx) }()
+	p.stop = cancel
+	go func() { p.done <- p.run(ctx) }()
 	t.Cleanup(func() {
-		if b.stop != nil {
-			if err := b.halt(); err != nil {
+		if p.stop != nil {
+			if err := p.halt(); err != nil {
 				t.Errorf("stop: %v", err)
 			}
 		}
@@ -381,10 +380,21 @@ func (b *bench) launch(t testing.TB) {
 }
 
 // halt stops softly and waits.
-func (b *bench) halt() error {
-	b.stop()
-	b.stop = nil
-	return <-b.done
+func (p *process) halt() error {
+	p.stop()
+	p.stop = nil
+	return <-p.done
+}
+
+// bench is a process on a fake store.
+type bench struct {
+	*process
+	store *fakeStore
+}
+
+// newBench makes one with a lease of 60 s.
+func newBench(store *fakeStore, handlers ...Handler) *bench {
+	return &bench{process: newProcess(store, time.Minute, handlers...), store: store}
 }
 
 // elapse lets a bubble's time pass, and everything settle that happens then.
