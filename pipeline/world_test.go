@@ -1,9 +1,13 @@
-package pipeline
+package pipeline_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,148 +16,358 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	cdcpg "github.com/cdc-dispatcher/cdc-dispatcher/cdc/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
-	"github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
-// world is a real database with the product's tables.
+var _ pipeline.Store = (*store.Store)(nil)
+
+// world is a database with our tables, and everybody's account of what happened
+// on it: the writers', the tables', and the handlers'.
 type world struct {
-	*testdb.DB
-	t testing.TB
+	t       *testing.T
+	dsn     string
+	pool    *pgxpool.Pool
+	writers ledger.Writers
+	// handlers are those of every pipeline of this world.
+	handlers  []pipeline.Handler
+	recorders []*ledger.Recorder
+	faults    []ledger.Fault
 }
 
-func newWorld(t *testing.T, major int) *world {
+func newWorld(t *testing.T, major int, handlers ...pipeline.Handler) *world {
 	t.Helper()
-	w := &world{DB: testdb.Postgres(t, major), t: t}
-	m, err := migrate.Postgres(w.Pool(), migrate.Options{})
+	db := testdb.Postgres(t, major)
+	return worldOn(t, db.DSN(), db.Pool(), handlers...)
+}
+
+func worldOn(t *testing.T, dsn string, pool *pgxpool.Pool, handlers ...pipeline.Handler) *world {
+	t.Helper()
+	w := &world{t: t, dsn: dsn, pool: pool, handlers: handlers}
+	m, err := migrate.Postgres(pool, migrate.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := m.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return w
-}
-
-// onPostgres runs a test on every server, in parallel with the others.
-func onPostgres(t *testing.T, fn func(t *testing.T, w *world)) {
-	t.Parallel()
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		t.Parallel()
-		fn(t, newWorld(t, major))
-	})
-}
-
-// store opens the SQL store on a pool of its own, as another process would.
-func (w *world) store(dsn string) *postgres.Store {
-	w.t.Helper()
-	config, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(pool.Close)
-	return openStore(w.t, pool)
-}
-
-func openStore(t testing.TB, pool *pgxpool.Pool) *postgres.Store {
-	store, err := postgres.New(pool, postgres.Config{})
+	conn, err := pgx.Connect(t.Context(), dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return store
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if err := workload.Setup(t.Context(), conn); err != nil {
+		t.Fatal(err)
+	}
+	return w
 }
 
-const utcNow = "(clock_timestamp() AT TIME ZONE 'UTC')"
+// on is a handler that succeeds.
+func on(name string, types ...string) pipeline.Handler {
+	return pipeline.Handler{Name: name, On: types, Handler: event.HandlerFunc(func(context.Context, event.Envelope) error { return nil })}
+}
 
-// add inserts n due deliveries, as the published table's own fan-out job does.
-func (w *world) add(handler string, n int) []uuid.UUID {
+// inserter writes event rows; a pool, a connection and a transaction do.
+type inserter interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+const insertEvent = `INSERT INTO eventlog.events (id, namespace, action_id, action_name, action_params, started_date,
+	completion_date, model_id, model_type, event_type, payload, event_date, delivered)
+SELECT $1::uuid, 'test', gen_random_uuid(), 'act', '{}', now, now, 'm', 'M', $2, $3::jsonb, now, false
+FROM (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) AS c RETURNING id::text`
+
+// insert writes n events of a type, each in its own transaction, and enters them
+// as committed.
+func (w *world) insert(typ string, n int) []string {
 	w.t.Helper()
-	rows, err := w.Pool().Query(context.Background(), `
-		INSERT INTO eventlog.event_notifications (id, event_id, handler_name, namespace, action_id, action_name, action_params,
-			started_date, completion_date, event_type, payload, event_date, state, attempts, next_retry_at, created_date, updated_date)
-		SELECT gen_random_uuid(), gen_random_uuid(), $1, 'shop', gen_random_uuid(), 'Pay', '{}', n, n, 'paid', '{"n": 1}', n, 'PENDING', 0, n, n, n
-		FROM generate_series(1, $2), (SELECT `+utcNow+` AS n) AS c RETURNING id::text`, handler, n)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	ids, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (uuid.UUID, error) {
-		var id string
-		err := row.Scan(&id)
-		return uuid.MustParse(id), err
-	})
-	if err != nil {
-		w.t.Fatal(err)
+	var ids []string
+	for i := range n {
+		id := w.insertBy(w.pool, typ, fmt.Sprintf(`{"n": %d}`, i))
+		w.writers.Committed(ledger.Event{ID: id, Type: typ, At: time.Now()})
+		ids = append(ids, id)
 	}
 	return ids
 }
 
-// pgRow is what matters of a delivery row.
-type pgRow struct {
-	State              delivery.State
-	Attempts, Claims   int
-	Token              string
-	Leased, Due        bool
-	Reason, Error      string
-	Delay, LeaseFor    time.Duration
-	Claimed, WholeText string
+// insertBy writes an event; who commits it has to enter it. An empty typ or payload is null.
+func (w *world) insertBy(by inserter, typ, payload string) (id string) {
+	w.t.Helper()
+	null := func(s string) *string {
+		if s == "" {
+			return nil
+		}
+		return &s
+	}
+	if err := by.QueryRow(w.t.Context(), insertEvent, uuid.NewString(), null(typ), null(payload)).Scan(&id); err != nil {
+		w.t.Fatal(err)
+	}
+	return id
 }
 
-// row reads a delivery. Delay and LeaseFor are counted from the row's last change,
-// by the database's clock.
-func (w *world) row(id uuid.UUID) (r pgRow) {
+func (w *world) exec(sql string, args ...any) {
 	w.t.Helper()
-	var delay, lease float64
-	err := w.Pool().QueryRow(context.Background(), `
-		SELECT state, attempts, COALESCE(claim_count, 0), COALESCE(lease_token::text, ''),
-			COALESCE(lease_until > `+utcNow+`, false), next_retry_at <= `+utcNow+`, COALESCE(reason, ''), COALESCE(last_error, ''),
-			extract(epoch FROM next_retry_at - updated_date)::float8, COALESCE(extract(epoch FROM lease_until - updated_date), 0)::float8, n::text
-		FROM eventlog.event_notifications AS n WHERE id = $1::text::uuid`, id.String()).
-		Scan(&r.State, &r.Attempts, &r.Claims, &r.Token, &r.Leased, &r.Due, &r.Reason, &r.Error, &delay, &lease, &r.WholeText)
+	if _, err := w.pool.Exec(w.t.Context(), sql, args...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// count runs a query that returns one number; -1 while the database is away.
+func (w *world) count(sql string, args ...any) (n int) {
+	if err := w.pool.QueryRow(w.t.Context(), sql, args...).Scan(&n); err != nil {
+		return -1
+	}
+	return n
+}
+
+// process is one running pipeline.
+type process struct {
+	*pipeline.Pipeline
+	obs  *observer
+	log  *logBook
+	stop func() // soft, waits; idempotent
+}
+
+type option func(*pipeline.Config)
+
+// pollOnly runs without a log.
+func pollOnly(c *pipeline.Config) { c.Log, c.Poller.ActiveInterval = nil, 50*time.Millisecond }
+
+// start runs a pipeline until the test ends or stop is called.
+func (w *world) start(name string, options ...option) *process {
+	w.t.Helper()
+	p := &process{obs: &observer{counts: map[pipeline.Counter]int{}}, log: &logBook{}}
+	logger := slog.New(slog.NewTextHandler(p.log, nil))
+	src, err := cdcpg.New(cdcpg.Config{
+		DSN: w.dsn, Slot: w.slot(), Publication: "events", Create: true,
+		Tables: []cdcpg.Table{{Schema: "eventlog", Name: "events"}}, StandbyPoll: 100 * time.Millisecond, Logger: logger,
+	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	r.Delay = time.Duration(delay*1e6) * time.Microsecond
-	r.LeaseFor = time.Duration(lease*1e6) * time.Microsecond
-	return r
-}
-
-// states counts deliveries by state.
-func (w *world) states() map[delivery.State]int {
-	w.t.Helper()
-	rows, err := w.Pool().Query(context.Background(), "SELECT state, count(*) FROM eventlog.event_notifications GROUP BY state")
+	st, err := store.New(w.pool, store.Config{Logger: logger})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	out := map[delivery.State]int{}
-	var state delivery.State
-	var n int
-	if _, err := pgx.ForEachRow(rows, []any{&state, &n}, func() error { out[state] = n; return nil }); err != nil {
+	table := schema.Eventlog("")
+	c := pipeline.Config{
+		Source: "test", Log: src, Store: st, Table: table.QualifiedName(), Decode: table.Decoder(),
+		Owner: name, Logger: logger, Observer: p.obs,
+		Poller: pipeline.PollerConfig{SweepAgain: 500 * time.Millisecond},
+	}
+	rec := ledger.NewRecorder(name)
+	w.recorders = append(w.recorders, rec)
+	for _, h := range w.handlers {
+		h.Handler = rec.Wrap(h.Handler)
+		c.Handlers = append(c.Handlers, h)
+	}
+	for _, o := range options {
+		o(&c)
+	}
+	if p.Pipeline, err = pipeline.New(c); err != nil {
 		w.t.Fatal(err)
 	}
-	return out
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	p.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("%s: %v", name, err)
+		}
+		if w.t.Failed() {
+			w.t.Logf("log of %s:\n%s", name, p.log)
+		}
+	})
+	w.t.Cleanup(p.stop)
+	return p
 }
 
-// waitFor waits until so many deliveries are in a state.
-func (w *world) waitFor(n int, state delivery.State) {
-	w.t.Helper()
-	testdb.WaitFor(w.t, fmt.Sprintf("%d deliveries to be %s", n, state), func() bool { return w.states()[state] >= n })
-}
-
-// noClaims is a store whose claims do not get through.
-type noClaims struct {
-	outcomeStore
-	on *atomic.Bool
-}
-
-func (s noClaims) Claim(ctx context.Context, l delivery.Lease, c []delivery.Claim) (delivery.ClaimResult, error) {
-	if s.on.Load() {
-		return delivery.ClaimResult{}, errors.New("no route to host")
+// slot is a name that no other database of the server uses.
+func (w *world) slot() string {
+	cfg, err := pgx.ParseConfig(w.dsn)
+	if err != nil {
+		w.t.Fatal(err)
 	}
-	return s.outcomeStore.Claim(ctx, l, c)
+	return "s_" + cfg.Database
+}
+
+// streaming waits until the pipeline reads the log and the first sweeps are over, so
+// that what follows comes by the log.
+func (p *process) streaming(w *world) {
+	w.t.Helper()
+	testdb.WaitFor(w.t, "the pipeline streams", func() bool { return p.Health().Mode == cdc.ModeStreaming })
+}
+
+// settled waits until every committed event has been fanned out and every
+// delivery has come to its end, and then checks the ledger (DESIGN 14).
+func (w *world) settled() ledger.Report {
+	w.t.Helper()
+	committed := w.resolved().Committed
+	testdb.WaitFor(w.t, "every event is fanned out and every delivery ended", func() bool {
+		rows, err := ledger.ReadRows(w.t.Context(), w.pool)
+		if err != nil {
+			return false
+		}
+		have := make(map[ledger.Pair]bool, len(rows))
+		for _, r := range rows {
+			if r.State.Open() {
+				return false
+			}
+			have[r.Pair] = true
+		}
+		for id, e := range committed {
+			for _, h := range w.subscribers(e.Type) {
+				if !have[ledger.Pair{Event: id, Handler: h}] {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	return w.check()
+}
+
+// resolved is the writers' account, with open questions answered by the table.
+func (w *world) resolved() ledger.Snapshot {
+	w.t.Helper()
+	stored, err := ledger.ReadStored(w.t.Context(), w.pool, "eventlog.events")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return w.writers.Snapshot().Resolve(stored)
+}
+
+// check compares the accounts as they are now.
+func (w *world) check() ledger.Report {
+	w.t.Helper()
+	rows, err := ledger.ReadRows(w.t.Context(), w.pool)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	in := ledger.Input{Writers: w.resolved(), Subscribers: w.subscribers, Rows: rows, Faults: w.faults}
+	for _, r := range w.recorders {
+		in.Receipts = append(in.Receipts, r.Receipts()...)
+	}
+	report := ledger.Compare(in)
+	for _, broken := range report.Broken() {
+		w.t.Error(broken)
+	}
+	w.t.Log(report)
+	return report
+}
+
+func (w *world) subscribers(typ string) []string {
+	var names []string
+	for _, h := range w.handlers {
+		if slices.ContainsFunc(h.On, func(p string) bool {
+			prefix, wild := strings.CutSuffix(p, "*")
+			return p == typ || wild && strings.HasPrefix(typ, prefix)
+		}) {
+			names = append(names, h.Name)
+		}
+	}
+	return names
+}
+
+// write runs the workload until at least n events are committed.
+func (w *world) write(n int, faults bool) {
+	w.t.Helper()
+	stop := w.writing(faults)
+	testdb.WaitFor(w.t, "the writers' events", func() bool { c, _, _ := w.writers.Counts(); return c >= n })
+	stop()
+}
+
+// writing runs the workload until the returned function is called.
+func (w *world) writing(faults bool) (stop func()) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- workload.Run(ctx, workload.Config{DSN: w.dsn, Ledger: &w.writers, Writers: 8, Seed: 7, Faults: faults})
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			w.t.Error(err)
+		}
+	})
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// observer adds up.
+type observer struct {
+	pipeline.NopObserver
+	mu     sync.Mutex
+	counts map[pipeline.Counter]int
+	viaLog atomic.Int64
+}
+
+func (o *observer) Count(c pipeline.Counter, _ string, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.counts[c] += n
+}
+
+func (o *observer) FannedOut(s pipeline.FanOutStats) {
+	if s.Via == "log" {
+		o.viaLog.Add(int64(s.Events))
+	}
+}
+
+func (o *observer) count(c pipeline.Counter) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.counts[c]
+}
+
+type logBook struct {
+	mu  sync.Mutex
+	buf strings.Builder
+}
+
+func (b *logBook) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBook) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// lines counts the lines that contain all parts.
+func (b *logBook) lines(parts ...string) (n int) {
+	for line := range strings.Lines(b.String()) {
+		if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// states counts the deliveries of an event by state and reason.
+func (w *world) states(eventID string) map[string]int {
+	w.t.Helper()
+	rows, err := w.pool.Query(w.t.Context(),
+		`SELECT handler_name, state || COALESCE(':' || reason, '') FROM eventlog.event_notifications WHERE event_id = $1`, eventID)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	got := map[string]int{}
+	var handler, state string
+	if _, err := pgx.ForEachRow(rows, []any{&handler, &state}, func() error { got[handler+" "+state]++; return nil }); err != nil {
+		w.t.Fatal(err)
+	}
+	return got
 }
