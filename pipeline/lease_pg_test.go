@@ -27,18 +27,17 @@ import (
 
 func TestQ2_StaleBatchedAckOnARealServer(t *testing.T) {
 	onPostgres(t, func(t *testing.T, w *world) {
-		gate := make(chan struct{})
-		open := sync.OnceFunc(func() { close(gate) })
+		gate := newGate()
 		var running atomic.Int64
 		var down atomic.Bool
 		p := newProcess(noClaims{w.store(w.DSN()), &down}, time.Minute, does(func(context.Context, event.Envelope) error {
 			running.Add(1)
-			<-gate
+			<-gate.c
 			return nil
 		}))
 		ids := w.add("h", 11)
 		p.launch(t)
-		t.Cleanup(open)
+		t.Cleanup(gate.open)
 		testdb.WaitFor(t, "eleven attempts to run", func() bool { return running.Load() == 11 })
 
 		// The lease of one runs out, and worker 2 is the first to claim it.
@@ -53,7 +52,7 @@ func TestQ2_StaleBatchedAckOnARealServer(t *testing.T) {
 			t.Fatalf("worker 2 claimed %+v, %v", claimed.Claimed, err)
 		}
 		before := w.row(stolen)
-		open()
+		gate.open()
 		w.waitFor(10, delivery.Succeeded)
 		testdb.WaitFor(t, "the stale outcome to be counted", func() bool { return p.obs.count(CountStale) == 1 })
 		if diff := cmp.Diff(before, w.row(stolen)); diff != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -156,4 +157,25 @@ func (s noClaims) Claim(ctx context.Context, l delivery.Lease, c []delivery.Clai
 		return delivery.ClaimResult{}, errors.New("no route to host")
 	}
 	return s.outcomeStore.Claim(ctx, l, c)
+}
+
+// withConn runs fn on a connection of its own.
+func (w *world) withConn(dsn string, fn func(*pgx.Conn) error) error {
+	conn, err := pgx.Connect(context.Background(), dsn)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.Background()) }() // nothing is left in it
+	return fn(conn)
+}
+
+// gate holds handlers back until it is opened, once or more often.
+type gate struct {
+	c    chan struct{}
+	open func()
+}
+
+func newGate() gate {
+	c := make(chan struct{})
+	return gate{c, sync.OnceFunc(func() { close(c) })}
 }
