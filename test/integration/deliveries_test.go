@@ -1,0 +1,59 @@
+package integration
+
+import (
+	"context"
+	"os"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+)
+
+// snapshotDeliveries reads every delivery row as text, by its id.
+func (w *world) snapshotDeliveries() map[string]string {
+	w.t.Helper()
+	rows, err := w.pool.Query(w.t.Context(), `SELECT id::text, n::text FROM eventlog.event_notifications n`)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[string]string{}
+	var id, row string
+	if _, err := pgx.ForEachRow(rows, []any{&id, &row}, func() error {
+		out[id] = row
+		return nil
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// sameDeliveries fails the test when a delivery row is not what it was.
+func (w *world) sameDeliveries(before map[string]string) {
+	w.t.Helper()
+	if diff := cmp.Diff(before, w.snapshotDeliveries()); diff != "" {
+		w.t.Errorf("delivery rows changed (-before +after):\n%s", diff)
+	}
+}
+
+// touch creates an empty file.
+func (w *world) touch(path string) {
+	w.t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// onConn runs statements on a connection of its own.
+func (w *world) onConn(dsn string, run func(exec func(sql string))) {
+	w.t.Helper()
+	conn, err := pgx.Connect(w.t.Context(), dsn)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(w.t.Context())) }() // nothing is left in it
+	run(func(sql string) {
+		w.t.Helper()
+		if _, err := conn.Exec(w.t.Context(), sql); err != nil {
+			w.t.Fatalf("%v\nin: %s", err, sql)
+		}
+	})
+}

@@ -1,0 +1,228 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	cdcpostgres "github.com/cdc-dispatcher/cdc-dispatcher/cdc/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	schemapostgres "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+)
+
+// slotName is the slot and publication of every dispatcher under test.
+const slotName = "cdc_dispatcher"
+
+// options describe one life of a dispatcher. They travel to a child process as JSON.
+type options struct {
+	// DSN of the database. LogDSN is where the log is read from, DSN when empty.
+	DSN, LogDSN string
+	// Process names this life in receipts.
+	Process string
+	// Poll runs without the log.
+	Poll bool
+	// Lease, Grace (of the poller) and Shutdown are the pipeline's; zero is a short
+	// value that suits a test.
+	Lease, Grace, Shutdown time.Duration
+	// PollInterval is the poller's pace beside a healthy log; zero is 1 s.
+	PollInterval time.Duration
+	// HangAfterFanOut stops before the position of the first fan-out can be confirmed (B3).
+	HangAfterFanOut bool
+}
+
+// hooks are what only a dispatcher in this process can be given.
+type hooks struct {
+	// source stands between the reader and the pipeline.
+	source func(cdc.Source) cdc.Source
+	config func(*pipeline.Config)
+}
+
+// dispatcher is one life of the library, wired as a user's program would.
+type dispatcher struct {
+	pipe   *pipeline.Pipeline
+	source *cdcpostgres.Source // nil in poll-only mode
+	pool   *pgxpool.Pool
+	counts *counts
+}
+
+// newDispatcher wires a pipeline over the handlers. Every handler must have been wrapped by rec.
+func newDispatcher(ctx context.Context, o options, handlers []pipeline.Handler, rec *ledger.Recorder, logger *slog.Logger, h hooks) (*dispatcher, error) {
+	poolConfig, err := pgxpool.ParseConfig(o.DSN)
+	if err != nil {
+		return nil, err
+	}
+	poolConfig.MaxConns = 8
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	if err != nil {
+		return nil, err
+	}
+	d := &dispatcher{pool: pool, counts: newCounts()}
+	table := schema.Eventlog("")
+	store, err := schemapostgres.New(pool, schemapostgres.Config{Table: table})
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	config := pipeline.Config{
+		Source:          "main",
+		Store:           &spy{Store: store, receipts: rec, hang: o.HangAfterFanOut},
+		Handlers:        handlers,
+		Lease:           orElse(o.Lease, 3*time.Second),
+		ShutdownTimeout: orElse(o.Shutdown, 10*time.Second),
+		Poller: pipeline.PollerConfig{
+			Interval: orElse(o.PollInterval, time.Second), ActiveInterval: 100 * time.Millisecond,
+			Grace: orElse(o.Grace, 5*time.Second), SweepAgain: 5 * time.Second,
+		},
+		Owner:    o.Process,
+		Logger:   logger,
+		Observer: d.counts,
+	}
+	if !o.Poll {
+		if err := d.readLog(&config, o, table, logger); err != nil {
+			pool.Close()
+			return nil, err
+		}
+		if h.source != nil {
+			config.Log = h.source(config.Log)
+		}
+	}
+	if h.config != nil {
+		h.config(&config)
+	}
+	if d.pipe, err = pipeline.New(config); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *dispatcher) readLog(config *pipeline.Config, o options, table schema.Table, logger *slog.Logger) error {
+	source, err := cdcpostgres.New(cdcpostgres.Config{
+		DSN: orElse(o.LogDSN, o.DSN), Slot: slotName, Publication: slotName, Create: true,
+		Tables:      []cdcpostgres.Table{{Schema: table.Schema, Name: table.Name}},
+		StandbyPoll: 200 * time.Millisecond, BackoffMax: time.Second, Logger: logger,
+	})
+	if err != nil {
+		return err
+	}
+	d.source = source
+	config.Log, config.Table, config.Decode = source, table.QualifiedName(), table.Decoder()
+	return nil
+}
+
+// run blocks until ctx ends.
+func (d *dispatcher) run(ctx context.Context) error {
+	defer d.pool.Close()
+	return d.pipe.Run(ctx)
+}
+
+func orElse[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}
+
+// spy tells the recorder which outcomes have been written, so that the ledger
+// knows which starts may be repeated after a kill.
+type spy struct {
+	*schemapostgres.Store
+	receipts *ledger.Recorder
+	hang     bool
+}
+
+// Settle implements pipeline.HandlingStore.
+func (s *spy) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
+	settled, err := s.Store.Settle(ctx, outcomes)
+	kept := map[uuid.UUID]bool{}
+	for _, o := range outcomes {
+		kept[o.ID] = o.Verdict != delivery.GiveBack // which leaves no trace of the attempt
+	}
+	var ids []string
+	for _, one := range settled {
+		if kept[one.ID] {
+			ids = append(ids, one.ID.String())
+		}
+	}
+	return settled, errors.Join(err, s.receipts.Settled(ids...))
+}
+
+// FanOut implements pipeline.FanOutStore.
+func (s *spy) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error) {
+	result, err := s.Store.FanOut(ctx, batch)
+	if err == nil && s.hang {
+		<-ctx.Done()
+	}
+	return result, err
+}
+
+// counts is an observer that adds up.
+type counts struct {
+	pipeline.NopObserver
+
+	mu       sync.Mutex
+	via      map[string]int
+	repeated int
+	stale    int
+	other    map[pipeline.Counter]int
+}
+
+func newCounts() *counts {
+	return &counts{via: map[string]int{}, other: map[pipeline.Counter]int{}}
+}
+
+// FannedOut implements pipeline.Observer.
+func (c *counts) FannedOut(s pipeline.FanOutStats) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.via[s.Via] += s.Events - s.Repeated
+	c.repeated += s.Repeated
+}
+
+// Attempted implements pipeline.Observer.
+func (c *counts) Attempted(s pipeline.AttemptStats) {
+	if s.State == "" {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.stale++
+	}
+}
+
+// Count implements pipeline.Observer.
+func (c *counts) Count(name pipeline.Counter, _ string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.other[name] += n
+}
+
+// totals is a snapshot of counts; a child process prints it when it ends.
+type totals struct {
+	Via             map[string]int
+	Repeated, Stale int
+	Other           map[pipeline.Counter]int
+}
+
+func (c *counts) totals() totals {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return totals{Via: maps.Clone(c.via), Repeated: c.repeated, Stale: c.stale, Other: maps.Clone(c.other)}
+}
+
+func (t totals) String() string {
+	return fmt.Sprintf("via %v, repeated %d, stale %d, %v", t.Via, t.Repeated, t.Stale, t.Other)
+}
+
+// newID is an event id.
+func newID() string { return uuid.NewString() }

@@ -1,0 +1,272 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+)
+
+// The server crashes under load, three times, and comes back on its own data.
+// The dispatcher and the writers keep running all the while.
+func TestGuarantee_ServerCrashAndRestart(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		server := testdb.Dedicated(t, major, nil)
+		w := newWorldOn(t, server)
+		d := w.dispatch(options{}, steadyAndMoody(), hooks{})
+		w.streaming()
+		end := w.write(workload.Config{Writers: 8, Rate: 200, Faults: true})
+		for range 3 {
+			w.letPass(50 + w.rng.IntN(150))
+			if err := server.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			w.fault("")
+			w.wrecked = append(w.wrecked, "server crash")
+			if err := server.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.letPass(100)
+		end()
+		w.settle()
+		d.stop()
+		t.Logf("%s", d.counts.totals())
+		w.verdict()
+	})
+}
+
+// The slot is dropped under load: by an operator's mistake, or by a provider that
+// removes slots. A gap is recorded, a new slot made, and the poller finds what
+// the log no longer tells (B26).
+func TestGuarantee_SlotDroppedUnderLoad(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major)
+		d := w.dispatch(options{}, steadyAndMoody(), hooks{})
+		w.streaming()
+		end := w.write(workload.Config{Writers: 8, Rate: 200})
+		for round := range 2 {
+			w.letPass(100)
+			w.dropSlot()
+			w.wrecked = append(w.wrecked, "slot dropped")
+			testdb.WaitFor(t, "the gap to be recorded", func() bool {
+				return w.number(`SELECT count(*) FROM eventlog.gaps`) >= int64(round+1)
+			})
+			w.streaming()
+		}
+		w.letPass(100)
+		end()
+		w.settle()
+		d.stop()
+		t.Logf("%s", d.counts.totals())
+		w.verdict()
+	})
+}
+
+// dropSlot ends the session that holds the slot and drops it before it is taken again.
+func (w *world) dropSlot() {
+	w.t.Helper()
+	testdb.WaitFor(w.t, "the slot to be dropped", func() bool {
+		_, err := w.pool.Exec(w.t.Context(), `
+			SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		// Fails while the session is still there, or when a new one was quicker.
+		_, err = w.pool.Exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slotName)
+		return err == nil
+	})
+}
+
+// Fan-out waits for a lock twice as long as the server waits for an answer,
+// while events queue: the stream is neither cut nor restarted (B15).
+func TestGuarantee_FanOutBlockedWhileWalSenderTimeout5s(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major)
+		w.senderTimeout(5 * time.Second)
+		d := w.dispatch(options{Lease: 30 * time.Second}, steadyAndMoody(), hooks{})
+		w.streaming()
+		w.emit(1, "order.placed", `{}`)
+		w.settle()
+		const senderPID = `SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`
+		sender := w.number(senderPID, slotName)
+
+		unlock := w.lockDeliveries("ACCESS EXCLUSIVE")
+		w.wrecked = append(w.wrecked, "fan-out blocked for 2 × wal_sender_timeout")
+		locked := w.text(`SELECT clock_timestamp()::text`)
+		for range 10 {
+			w.emit(size(400, 5000), "order.placed", `{"filler": "`+filler(2000)+`"}`)
+		}
+		testdb.WaitFor(t, "twice wal_sender_timeout", func() bool {
+			return w.number(`SELECT (clock_timestamp() - $1::timestamptz > interval '10.5 s')::int`, locked) == 1
+		})
+		if pid := w.number(senderPID, slotName); pid != sender {
+			t.Errorf("the sender's process was %d and is %d: the stream was cut", sender, pid)
+		}
+		unlock()
+		w.settle()
+		if pid := w.number(senderPID, slotName); pid != sender {
+			t.Errorf("the sender's process was %d and is %d: the stream was cut while it caught up", sender, pid)
+		}
+		d.stop()
+		w.verdict()
+	})
+}
+
+// filler is n bytes of text that does not compress to nothing.
+func filler(n int) string {
+	out := make([]byte, 0, n)
+	for x := uint32(1); len(out) < n; x = x*1664525 + 1013904223 {
+		out = fmt.Appendf(out, "%08x", x)
+	}
+	return string(out[:n])
+}
+
+// A fast shutdown of the server waits for its senders to be confirmed, for ever when
+// wal_sender_timeout is 0. It must end while we are idle, while we stream, while
+// fan-out is blocked, and while a handler runs (B17).
+func TestGuarantee_CleanServerShutdownNotHeldUp(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		server := testdb.Dedicated(t, major, map[string]string{"wal_sender_timeout": "0", "fsync": "off"})
+		w := newWorldOn(t, server)
+		release := make(chan struct{})
+		handlers := steadyAndMoody()
+		handlers[1].Handler = event.HandlerFunc(func(ctx context.Context, e event.Envelope) error {
+			if e.Type == "order.held" {
+				select {
+				case <-release:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return nil
+		})
+		d := w.dispatch(options{Lease: time.Minute}, handlers, hooks{})
+
+		w.restart(server, "while idle", func() {})
+
+		end := w.write(workload.Config{Writers: 4, Rate: 100, Faults: true})
+		w.restart(server, "while streaming", func() { w.letPass(50) })
+		end()
+		w.settle()
+
+		w.restart(server, "while fan-out is blocked", func() {
+			w.lockDeliveries("ACCESS EXCLUSIVE") // the shutdown ends its session
+			w.emit(1, "order.placed", `{}`)
+		})
+		w.settle()
+
+		w.restart(server, "while a handler runs", func() {
+			w.emit(1, "order.held", `{}`)
+			testdb.WaitFor(t, "the handler to run", func() bool {
+				return w.number(`SELECT count(*) FROM eventlog.event_notifications WHERE event_type = 'order.held' AND state = 'PENDING' AND lease_until IS NOT NULL`) > 0
+			})
+		})
+		close(release)
+		w.settle()
+		d.stop()
+		w.verdict()
+	})
+}
+
+// restart brings the world into a state, shuts the server down the fast way, and
+// starts it again.
+func (w *world) restart(server *localserver.Postgres, when string, prepare func()) {
+	w.t.Helper()
+	w.streaming()
+	prepare()
+	// Held up, the shutdown would wait for ever; the bound is for a busy machine.
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
+	defer cancel()
+	began := time.Now()
+	if err := server.Stop(ctx, localserver.StopFast); err != nil {
+		w.t.Fatalf("shutdown %s: %v", when, err)
+	}
+	w.t.Logf("shutdown %s took %s", when, time.Since(began).Round(time.Millisecond))
+	w.fault("")
+	w.wrecked = append(w.wrecked, "shutdown "+when)
+	if err := server.Start(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// The event table is idle while the neighbours write: a table of the same
+// database that is not published, and another database. The slot follows, so no
+// log is kept for us, and we write nothing to make it so (B11).
+func TestGuarantee_EventTableIdleWhileNeighboursWrite1GB(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		server := testdb.Dedicated(t, major, map[string]string{
+			"fsync": "off", "full_page_writes": "off", "wal_sender_timeout": "4s", "max_wal_size": "4GB",
+		})
+		w := newWorldOn(t, server)
+		w.exec(`CREATE TABLE neighbour (filler text)`)
+		w.exec(`CREATE DATABASE elsewhere`)
+		w.subscribers = func(string) []string { return []string{"steady"} }
+		d := w.dispatch(options{PollInterval: 10 * time.Second}, steadyAndMoody()[:1], hooks{})
+		w.streaming()
+		w.emit(1, "order.placed", `{}`)
+		w.settle()
+
+		half := size(100, 512) // MB
+		w.fillLog(w.dsn, half)
+		w.slotFollows("a busy table of the same database")
+		w.fillLog(server.DSN("elsewhere"), half)
+		w.slotFollows("a busy database of the same server")
+
+		d.stop()
+		// The event and its delivery: one insert and one update each.
+		if n := w.ourWrites(4); n != 4 {
+			t.Errorf("rows written to our tables: %d, want the 4 that one event needs", n)
+		}
+		w.verdict()
+	})
+}
+
+// ourWrites counts the rows ever written to our tables, at least the number that is
+// known to be right, but for those of the migrations, and for the heartbeat of the handler registry, which has its own fixed pace. The
+// sessions that wrote must have ended: a living one keeps its counts for a while.
+func (w *world) ourWrites(want int64) int64 {
+	w.t.Helper()
+	testdb.WaitFor(w.t, "the dispatcher's sessions to end", func() bool {
+		return w.number(`SELECT count(*) FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender')`) <=
+			int64(w.pool.Stat().TotalConns())
+	})
+	w.pool.Reset() // ours too
+	const query = `SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint FROM pg_stat_user_tables
+		WHERE schemaname = 'eventlog' AND relname NOT IN ('handlers', 'cdc_dispatcher_migrations')`
+	testdb.WaitFor(w.t, "the counts of ended sessions", func() bool { return w.number(query) >= want })
+	return w.number(query)
+}
+
+// fillLog writes n megabytes of log through another session.
+func (w *world) fillLog(dsn string, n int) {
+	w.t.Helper()
+	w.onConn(dsn, func(exec func(string)) {
+		exec(`CREATE TABLE IF NOT EXISTS neighbour (filler text)`)
+		for range n {
+			exec(`INSERT INTO neighbour SELECT repeat(md5(i::text), 31) FROM generate_series(1, 1000) i`)
+		}
+	})
+}
+
+// slotFollows waits until the slot has confirmed all that has been written, and the
+// server, after a checkpoint, keeps no log for it from before.
+func (w *world) slotFollows(what string) {
+	w.t.Helper()
+	here := w.text(`SELECT pg_current_wal_lsn()::text`)
+	w.wrecked = append(w.wrecked, what)
+	testdb.WaitFor(w.t, "confirmed_flush_lsn to follow "+what, func() bool {
+		return w.number(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn >= $2::pg_lsn`,
+			slotName, here) == 1
+	})
+	testdb.WaitFor(w.t, "restart_lsn to follow "+what, func() bool {
+		w.exec(`CHECKPOINT`)
+		return w.number(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND restart_lsn >= $2::pg_lsn`,
+			slotName, here) == 1
+	})
+}

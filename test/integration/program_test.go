@@ -1,0 +1,218 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+)
+
+// buildProgram builds the real program, without the race detector.
+func buildProgram(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "cdc-dispatcher")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", path, "../../cmd/cdc-dispatcher")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the program: %v\n%s", err, out)
+	}
+	return path
+}
+
+// program is the real program, running with a configuration file.
+type program struct {
+	w       *world
+	process string
+	cmd     *exec.Cmd
+	out     strings.Builder
+	ended   bool
+}
+
+// run starts the program with the handlers of a YAML list.
+func (w *world) run(path, handlers string) *program {
+	w.t.Helper()
+	o := w.fill(options{})
+	file := filepath.Join(w.t.TempDir(), o.Process+".yaml")
+	text := fmt.Sprintf(`version: 1
+log: {level: warn, format: text}
+server: {listen: none}
+defaults: {lease: 3s}
+sources:
+  - {name: main, dsn: %q, poller: {interval: 1s}}
+handlers:
+%s`, w.dsn, strings.ReplaceAll(handlers, "PROCESS", o.Process))
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	p := &program{w: w, process: o.Process, cmd: exec.Command(path, "run", "--config", file)}
+	p.cmd.SysProcAttr = dieWithParent()
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
+	if err := p.cmd.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if !p.ended {
+			_ = p.cmd.Process.Kill()
+			_ = p.wait() // reports the signal
+		}
+	})
+	return p
+}
+
+func (p *program) wait() error {
+	p.ended = true
+	err := p.cmd.Wait()
+	if s := p.out.String(); s != "" {
+		p.w.t.Logf("%s: %s", p.process, s)
+	}
+	return err
+}
+
+func (p *program) kill() {
+	p.w.t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		p.w.t.Fatal(err)
+	}
+	_ = p.wait() // reports the signal
+	p.w.fault(p.process)
+	p.w.wrecked = append(p.w.wrecked, "kill -9 of the program")
+}
+
+// stop ends the program the polite way.
+func (p *program) stop() *os.ProcessState {
+	p.w.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.w.t.Fatal(err)
+	}
+	if err := p.wait(); err != nil {
+		p.w.t.Fatalf("the program did not stop cleanly: %v", err)
+	}
+	return p.cmd.ProcessState
+}
+
+// receiver is a webhook receiver that keeps receipts: it outlives the program.
+type receiver struct {
+	mu       sync.Mutex
+	attempts map[ledger.Pair]int
+	byLife   map[string]*ledger.Recorder
+	url      string
+}
+
+func (w *world) receive() *receiver {
+	w.t.Helper()
+	r := &receiver{attempts: map[ledger.Pair]int{}, byLife: map[string]*ledger.Recorder{}}
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
+		if err := r.take(w, req); err != nil {
+			rw.WriteHeader(http.StatusInternalServerError)
+		}
+	}))
+	w.t.Cleanup(server.Close)
+	r.url = server.URL
+	return r
+}
+
+func (r *receiver) take(w *world, req *http.Request) error {
+	if _, err := io.Copy(io.Discard, req.Body); err != nil {
+		return err
+	}
+	pair := ledger.Pair{Event: req.Header.Get("Ce-Id"), Handler: req.Header.Get("X-Handler")}
+	r.mu.Lock()
+	r.attempts[pair]++
+	attempt := r.attempts[pair]
+	life := req.Header.Get("X-Process")
+	rec := r.byLife[life]
+	if rec == nil {
+		rec = ledger.NewRecorder(life)
+		r.byLife[life] = rec
+		w.recorders = append(w.recorders, rec)
+	}
+	r.mu.Unlock()
+	// The receiver of moody fails like its namesake in process.
+	return rec.Wrap(event.HandlerFunc(func(context.Context, event.Envelope) error {
+		if pair.Handler == "moody" && attempt == 1 && strings.ContainsAny(pair.Event[:1], "07") {
+			return errMoody
+		}
+		return nil
+	})).Handle(req.Context(), event.Envelope{
+		Event: event.Event{ID: pair.Event}, Handler: pair.Handler, Attempt: attempt, DeliveryID: pair.String(),
+	})
+}
+
+func webhooks(url string) string {
+	var b strings.Builder
+	for _, name := range []string{"steady", "moody"} {
+		fmt.Fprintf(&b, `  - name: %s
+    on: ["*"]
+    retry: {base: 50ms, cap: 1s}
+    webhook: {url: %q, format: cloudevents, headers: {X-Process: PROCESS, X-Handler: %s}}
+`, name, url, name)
+	}
+	return b.String()
+}
+
+// The program itself, with webhooks as its handlers, killed under load.
+func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
+	path := buildProgram(t)
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major)
+		r := w.receive()
+		end := w.write(workload.Config{Writers: 16, Rate: 200})
+		for range 4 {
+			p := w.run(path, webhooks(r.url))
+			w.letPass(50 + w.rng.IntN(200))
+			p.kill()
+		}
+		last := w.run(path, webhooks(r.url))
+		w.letPass(100)
+		end()
+		w.settle()
+		last.stop()
+		w.verdict()
+	})
+}
+
+// A transaction of 200,000 rows is delivered whole, and the program stays below
+// 256 MB of resident memory (B24).
+func TestGuarantee_200kRowTransactionMemoryBound(t *testing.T) {
+	const bound = 256 << 20
+	path := buildProgram(t)
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major)
+		w.subscribers = func(string) []string { return []string{"reader"} }
+		p := w.run(path, `  - {name: reader, on: ["*"], concurrency: 64, logger: {level: debug, payload: true}}`)
+		w.streaming()
+		n := size(200_000, 2_000_000)
+		w.emit(n, "order.imported", `{"filler": "`+filler(400)+`"}`)
+		w.progress("every row to be delivered",
+			`SELECT count(*) FROM eventlog.event_notifications WHERE state = 'SUCCEEDED'`, int64(n))
+		peak := peakMemory(p.stop())
+		t.Logf("peak of resident memory: %d MB", peak>>20)
+		if peak > bound {
+			t.Errorf("peak of resident memory = %d MB, want at most %d MB", peak>>20, bound>>20)
+		}
+		// The logger keeps no receipts: that SUCCEEDED is true is shown elsewhere.
+		w.wrecked = append(w.wrecked, fmt.Sprintf("one transaction of %d rows, peak %d MB", n, peak>>20))
+		w.verdict(func(r *ledger.Report) { r.Phantom = nil })
+	})
+}
+
+// peakMemory is the largest resident set that a process had, in bytes.
+func peakMemory(s *os.ProcessState) int64 {
+	usage, ok := s.SysUsage().(*syscall.Rusage)
+	if !ok {
+		return 0
+	}
+	return int64(usage.Maxrss) * maxrssUnit
+}

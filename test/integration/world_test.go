@@ -1,0 +1,409 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
+)
+
+// world is one database, the application that writes to it, every dispatcher
+// that ever read from it, and the faults that the test made.
+type world struct {
+	t      testing.TB
+	server *localserver.Postgres
+	dsn    string
+	pool   *pgxpool.Pool
+	seed   uint64
+	rng    *rand.Rand
+
+	writers     ledger.Writers
+	subscribers func(eventType string) []string
+	recorders   []*ledger.Recorder
+	files       []string
+	faults      []ledger.Fault
+	lives       int
+	// wrecked says in words what the test broke, for the table at the end.
+	wrecked []string
+}
+
+// newWorld makes a fresh database with the product's tables on the shared server.
+func newWorld(t testing.TB, major int) *world {
+	t.Helper()
+	db := testdb.Postgres(t, major)
+	return worldOf(t, db.Server(), db.DSN(), db.Pool())
+}
+
+// newWorldOn does the same on a server of the test's own.
+func newWorldOn(t testing.TB, server *localserver.Postgres) *world {
+	t.Helper()
+	dsn := server.DSN("postgres")
+	pool, err := pgxpool.New(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return worldOf(t, server, dsn, pool)
+}
+
+func worldOf(t testing.TB, server *localserver.Postgres, dsn string, pool *pgxpool.Pool) *world {
+	t.Helper()
+	w := &world{t: t, server: server, dsn: dsn, pool: pool, seed: rand.Uint64()}
+	w.rng = rand.New(rand.NewPCG(w.seed, 0))
+	w.subscribers = func(string) []string { return []string{"steady", "moody"} }
+	t.Logf("seed %d", w.seed)
+	w.migrate()
+	return w
+}
+
+// migrate makes the product's tables and the application's.
+func (w *world) migrate() {
+	w.t.Helper()
+	ctx := w.t.Context()
+	m, err := migrate.Postgres(w.pool, migrate.Options{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := m.Up(ctx); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := w.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return workload.Setup(ctx, conn.Conn()) }); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// exec runs SQL and fails the test on an error. Without arguments the text may
+// hold several statements.
+func (w *world) exec(sql string, args ...any) {
+	w.t.Helper()
+	if len(args) == 0 {
+		args = []any{pgx.QueryExecModeSimpleProtocol}
+	}
+	if _, err := w.pool.Exec(w.t.Context(), sql, args...); err != nil {
+		w.t.Fatalf("%v\nin: %s", err, sql)
+	}
+}
+
+// number reads one number, -1 while the server does not answer.
+func (w *world) number(sql string, args ...any) int64 {
+	var n *int64
+	if err := w.pool.QueryRow(w.t.Context(), sql, args...).Scan(&n); err != nil || n == nil {
+		return -1
+	}
+	return *n
+}
+
+// text reads one text, empty while the server does not answer.
+func (w *world) text(sql string, args ...any) string {
+	var s *string
+	if err := w.pool.QueryRow(w.t.Context(), sql, args...).Scan(&s); err != nil || s == nil {
+		return ""
+	}
+	return *s
+}
+
+// write starts the application. The returned function ends it.
+func (w *world) write(c workload.Config) (end func()) {
+	w.t.Helper()
+	c.DSN, c.Ledger, c.Seed = w.dsn, &w.writers, w.seed
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- workload.Run(ctx, c) }()
+	ended := false
+	end = func() {
+		if ended {
+			return
+		}
+		ended = true
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("the application failed: %v", err)
+		}
+	}
+	w.t.Cleanup(end)
+	return end
+}
+
+// emit commits n events of one type in one transaction, and returns their ids.
+func (w *world) emit(n int, eventType, payload string) []string {
+	w.t.Helper()
+	tx := w.begin()
+	events := w.insert(tx, n, eventType, payload)
+	w.commit(tx, events)
+	ids := make([]string, n)
+	for i, e := range events {
+		ids[i] = e.ID
+	}
+	return ids
+}
+
+// begin opens a transaction that ends with the test at the latest.
+func (w *world) begin() pgx.Tx {
+	w.t.Helper()
+	tx, err := w.pool.Begin(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	// Does nothing after a commit; otherwise the pool could not be closed.
+	w.t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(w.t.Context())) })
+	return tx
+}
+
+// insert writes n event rows in an open transaction. An empty payload is NULL.
+func (w *world) insert(tx pgx.Tx, n int, eventType, payload string) []ledger.Event {
+	w.t.Helper()
+	events := make([]ledger.Event, n)
+	ids := make([]string, n)
+	for i := range events {
+		ids[i] = newID()
+		events[i] = ledger.Event{ID: ids[i], Type: eventType}
+	}
+	if _, err := tx.Exec(w.t.Context(), `
+		INSERT INTO eventlog.events (id, namespace, action_id, action_name, action_params, started_date,
+			completion_date, model_id, model_type, event_type, payload, event_date, delivered)
+		SELECT id, 'it', gen_random_uuid(), 'Test', '{}', now, now, 'm', 'Model', $2, nullif($3::text, '')::jsonb, now, false
+		  FROM unnest($1::uuid[]) id, (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) n`,
+		ids, eventType, payload); err != nil {
+		w.t.Fatal(err)
+	}
+	return events
+}
+
+// commit commits what insert wrote.
+func (w *world) commit(tx pgx.Tx, events []ledger.Event) {
+	w.t.Helper()
+	now := time.Now()
+	for i := range events {
+		events[i].At = now
+	}
+	if err := tx.Commit(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	w.writers.Committed(events...)
+}
+
+// rollback undoes what insert wrote.
+func (w *world) rollback(tx pgx.Tx, events []ledger.Event) {
+	w.t.Helper()
+	if err := tx.Rollback(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	w.writers.RolledBack(events...)
+}
+
+// handle is a handler for all events with a retry policy that suits a test.
+func handle(name string, h event.HandlerFunc) pipeline.Handler {
+	return pipeline.Handler{
+		Name: name, On: []string{"*"}, Handler: h,
+		Retry: pipeline.RetryPolicy{Base: 50 * time.Millisecond, Cap: time.Second},
+	}
+}
+
+// steadyAndMoody are the handlers of most tests: one that succeeds, and one that
+// fails its first attempt of every eighth event.
+func steadyAndMoody() []pipeline.Handler {
+	return []pipeline.Handler{
+		handle("steady", func(context.Context, event.Envelope) error { return nil }),
+		handle("moody", func(_ context.Context, e event.Envelope) error {
+			if e.Attempt == 1 && strings.ContainsAny(e.ID[:1], "07") {
+				return errMoody
+			}
+			return nil
+		}),
+	}
+}
+
+// life is a dispatcher that runs in this process.
+type life struct {
+	*dispatcher
+	process string
+	stop    func() // idempotent; waits until Run returned
+}
+
+// dispatch starts a dispatcher in this process.
+func (w *world) dispatch(o options, handlers []pipeline.Handler, h hooks) *life {
+	w.t.Helper()
+	o = w.fill(o)
+	rec := ledger.NewRecorder(o.Process)
+	w.recorders = append(w.recorders, rec)
+	for i := range handlers {
+		handlers[i].Handler = rec.Wrap(handlers[i].Handler)
+	}
+	d, err := newDispatcher(w.t.Context(), o, handlers, rec, w.logger(o.Process), h)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.run(ctx) }()
+	l := &life{dispatcher: d, process: o.Process}
+	stopped := false
+	l.stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Errorf("%s ended: %v", o.Process, err)
+		}
+	}
+	w.t.Cleanup(l.stop)
+	return l
+}
+
+// fill completes the options of the next life.
+func (w *world) fill(o options) options {
+	w.lives++
+	o.DSN = w.dsn
+	o.Process = fmt.Sprintf("life-%d", w.lives)
+	return o
+}
+
+// logger writes a dispatcher's warnings into the test's output.
+func (w *world) logger(process string) *slog.Logger {
+	return slog.New(slog.NewTextHandler(testWriter{w.t}, &slog.HandlerOptions{Level: slog.LevelWarn})).With("process", process)
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.t.Log(strings.TrimSuffix(string(p), "\n"))
+	return len(p), nil
+}
+
+// streaming waits until the dispatcher's reader has the slot.
+func (w *world) streaming() {
+	w.t.Helper()
+	testdb.WaitFor(w.t, "the reader to stream", func() bool {
+		return w.number(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName) == 1
+	})
+}
+
+// senderTimeout sets wal_sender_timeout for every later replication session of this
+// database; the reader answers twice in that time.
+func (w *world) senderTimeout(d time.Duration) {
+	w.t.Helper()
+	w.exec(fmt.Sprintf(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET wal_sender_timeout = %d', current_database()); END $$`,
+		d.Milliseconds()))
+}
+
+// fault notes that a process was killed or told to stop, or with an empty name that
+// the server crashed, just now.
+func (w *world) fault(process string) {
+	f := ledger.Fault{Process: process, At: time.Now()}
+	if process == "" {
+		f.Window = crashWindow
+	}
+	w.faults = append(w.faults, f)
+}
+
+// crashWindow bounds how late an acknowledgement that was committed
+// asynchronously reaches the disk: three times wal_writer_delay (200 ms) by the server's
+// documentation, and plenty for a busy machine.
+const crashWindow = 10 * time.Second
+
+// receiptsFile is a path for the receipts of a process.
+func (w *world) receiptsFile(process string) string {
+	path := filepath.Join(w.t.TempDir(), process+".receipts")
+	w.files = append(w.files, path)
+	return path
+}
+
+// settle waits until every committed event is fanned out and no delivery is open.
+// It fails when nothing moves any more.
+func (w *world) settle() {
+	w.t.Helper()
+	const query = `
+		SELECT (SELECT count(*) FROM eventlog.events WHERE NOT delivered AND event_type IS NOT NULL)
+		     + (SELECT count(*) FROM eventlog.event_notifications WHERE state IN ('PENDING', 'FAILED'))`
+	w.progress("every delivery to end", query, 0)
+}
+
+// progress waits until the query returns want. The query is asked until its answer
+// has not changed for a minute.
+func (w *world) progress(what, query string, want int64) {
+	w.t.Helper()
+	const patience = time.Minute
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	last, since := int64(-1), time.Now()
+	for {
+		n := w.number(query)
+		if n == want {
+			return
+		}
+		if n != last {
+			last, since = n, time.Now()
+		} else if time.Since(since) > patience {
+			w.t.Fatalf("waited for %s: stuck at %d for %s", what, n, patience)
+		}
+		<-tick.C
+	}
+}
+
+// accounts reads the three accounts.
+func (w *world) accounts() ledger.Input {
+	w.t.Helper()
+	ctx := w.t.Context()
+	stored, err := ledger.ReadStored(ctx, w.pool, "eventlog.events")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	rows, err := ledger.ReadRows(ctx, w.pool)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	in := ledger.Input{
+		Writers: w.writers.Snapshot().Resolve(stored), Subscribers: w.subscribers, Rows: rows, Faults: w.faults,
+	}
+	for _, r := range w.recorders {
+		in.Receipts = append(in.Receipts, r.Receipts()...)
+	}
+	for _, path := range w.files {
+		receipts, err := ledger.ReadReceipts(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // killed before it could begin
+		} else if err != nil {
+			w.t.Fatal(err)
+		}
+		in.Receipts = append(in.Receipts, receipts...)
+	}
+	return in
+}
+
+// verdict compares the accounts and fails the test for every broken promise, but
+// for those that the test has dealt with itself and forgives.
+func (w *world) verdict(forgive ...func(*ledger.Report)) ledger.Report {
+	w.t.Helper()
+	report := ledger.Compare(w.accounts())
+	for _, f := range forgive {
+		f(&report)
+	}
+	w.t.Logf("%s", report)
+	if report.Events == 0 {
+		w.t.Error("the application committed nothing: the test shows nothing")
+	}
+	for _, broken := range report.Broken() {
+		w.t.Errorf("seed %d: %s", w.seed, broken)
+	}
+	record(w.t, "PostgreSQL "+w.server.Version(), report, w.wrecked)
+	return report
+}
