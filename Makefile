@@ -35,7 +35,15 @@ demo: build ## watch it work: throw-away PostgreSQL, producer, four handlers, li
 .PHONY: build
 build: ## the static binary, dist/cdc-dispatcher
 	@mkdir -p dist
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o dist/cdc-dispatcher ./cmd/cdc-dispatcher
+	@CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o dist/cdc-dispatcher ./cmd/cdc-dispatcher
+
+.PHONY: image
+image: ## container images cdc-dispatcher:local and cdc-dispatcher-receiver:local, without pulling any
+	scripts/rootfs.sh dist/rootfs ./cmd/cdc-dispatcher $(VERSION)
+	docker build --target binary --tag cdc-dispatcher:local .
+	scripts/rootfs.sh dist/rootfs ./examples/receiver $(VERSION)
+	docker build --target binary --tag cdc-dispatcher-receiver:local .
+	@rm -rf dist/rootfs
 
 .PHONY: lint
 lint: ## gofmt, golangci-lint and govulncheck

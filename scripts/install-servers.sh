@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Puts the database servers that the tests want on this machine:
+# Puts what the tests want, besides Go, on this machine:
 #
 #   PostgreSQL 15   from this system's own packages where they have it,
 #                   else as a tree of Debian bookworm
 #   PostgreSQL 18   as a tree of Debian sid
+#   a C compiler    for Go's race detector
 #
 # A tree is a small Debian system in a folder, made with debootstrap, which the
 # tests enter with chroot. Trees live outside the checkout, are made once and
@@ -13,7 +14,7 @@
 #
 #   CDC_DISPATCHER_SERVERS   the folder for trees (default: /var/cache/cdc-dispatcher)
 #
-# Making servers needs root on Debian. Elsewhere the script says what to
+# Installing needs root on Debian. Elsewhere the script says what to
 # install by hand and ends well: tests of a missing server are then skipped, or
 # fail where the CI variable is set.
 set -euo pipefail
@@ -47,11 +48,23 @@ apt_install() {
 	local opts=(-y -q --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300)
 	if [[ -z $apt_updated ]] && ! apt-get install "${opts[@]}" --simulate "$@" >/dev/null 2>&1; then
 		say "apt-get update"
-		apt-get update -q || die "apt-get update failed"
+		quietly apt-get update -q
 		apt_updated=yes
 	fi
 	say "apt-get install $*"
-	DEBIAN_FRONTEND=noninteractive UCF_FORCE_CONFFOLD=1 apt-get install "${opts[@]}" "$@" </dev/null >&2
+	DEBIAN_FRONTEND=noninteractive UCF_FORCE_CONFFOLD=1 quietly apt-get install "${opts[@]}" "$@"
+}
+
+# quietly COMMAND...: shows what it printed only when it fails.
+quietly() {
+	local log
+	log=$(mktemp)
+	if ! "$@" </dev/null >"$log" 2>&1; then
+		tail -n 20 "$log" >&2
+		rm -f "$log"
+		die "failed: $*"
+	fi
+	rm -f "$log"
 }
 
 # install_package MAJOR: the system's own package, without the cluster that it
@@ -135,10 +148,12 @@ make_tree() (
 	have_server "$major"
 )
 
+can_install() { [[ $(id -u) == 0 && $(os_field ID) == debian ]]; }
+
 # want SUITE MAJOR
 want() {
 	have_server "$2" && return
-	if [[ $(id -u) != 0 || $(os_field ID) != debian ]]; then
+	if ! can_install; then
 		case $(uname -s) in
 		Darwin) say "PostgreSQL $2 is missing: brew install postgresql@$2" ;;
 		*) say "PostgreSQL $2 is missing: run this script as root on Debian, or install the package postgresql-$2" ;;
@@ -151,5 +166,15 @@ want() {
 	make_tree "$1" "$2"
 }
 
+want_compiler() {
+	if command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null; then return; fi
+	if can_install; then
+		apt_install gcc libc6-dev
+	else
+		say "a C compiler is missing: Go's race detector needs one (package gcc)"
+	fi
+}
+
+want_compiler
 want bookworm 15
 want sid 18
