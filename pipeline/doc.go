@@ -52,6 +52,27 @@
 // BLOCKED delivery for that handler, with the reason; a trigger's callback gets the record
 // with the error. Evaluation is bounded by cost.
 //
+// # Handling
+//
+// A handler has at most Concurrency attempts running in this process, and a short queue
+// of leased deliveries behind them: a quarter of a second's work by its own pace, so that a
+// fast handler takes whole batches and a slow one leaves them to other processes. What it
+// becomes too slow for is given back.
+//
+// A slot is free when the handler returns; the delivery stays in the in-flight set, and
+// its lease is renewed, until the outcome is written. Outcomes are written as soon as the
+// one writer is free, so batches grow with the load. When 10,000 wait, workers wait too: a
+// database that cannot acknowledge slows handlers down and loses nothing.
+//
+// A lease is trusted until nine tenths of its length after the moment before it was
+// asked for. Then, or when a renewal says that it is lost, the attempt's context ends with
+// [ErrLeaseLost], and the database's fence decides what its outcome still means. A delivery
+// whose lease may have run out is not started. A handler that ignores its context is
+// reported; its slot stays taken and its lease renewed, because it does run.
+//
+// Due deliveries are claimed in one statement for all handlers with room: at once when they
+// are known to wait, at the next due time, and about once a second when nothing is known.
+//
 // # The poller
 //
 // It finds events that are in the table and not fanned out, oldest first, by
@@ -77,6 +98,11 @@
 //	row locked by a session   the row stands alone likewise, and is left to the poller
 //	answer to a fan-out lost  it is repeated, which changes nothing; leases that nobody
 //	                          heard of are given back
+//	answer to a claim lost    its rows wait until that lease ends, and the claim is counted
+//	outcomes not confirmed    they are sent again; the fence makes that harmless
+//	outcome refused           it is halved out of its batch, then written without its text,
+//	                          then given up: the lease ends, and the delivery is tried again
+//	handler panics, hangs     that attempt has failed; the others go on
 //	trigger fails             it alone is called again with the same records; the position
 //	                          waits, the poller and the handlers go on
 //	source fails              it is run again after what it handed over is dealt with;

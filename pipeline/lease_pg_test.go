@@ -85,7 +85,7 @@ func TestQ3_RenewalAloneFailsOnARealServer(t *testing.T) {
 			return nil // in spite of all
 		})
 		first.Timeout = time.Hour // so that only the lease can end it
-		live := &liveAttempts{live: map[string]context.Context{}}
+		live := newLiveAttempts()
 		watched := func(h Handler) Handler {
 			inner := h.Handler
 			h.Handler = event.HandlerFunc(func(ctx context.Context, e event.Envelope) error {
