@@ -11,12 +11,17 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
 // session is the SQL connection and what the first checks learned through it.
 type session struct {
 	cfg  Config
 	conn *pgx.Conn
+	// pool is for packages that want one: a single further connection, nil until then.
+	pool *pgxpool.Pool
 
 	version  int // server_version_num
 	user     string
@@ -26,12 +31,41 @@ type session struct {
 }
 
 func (s *session) close() {
+	if s.pool != nil {
+		s.pool.Close()
+	}
 	if s.conn == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = s.conn.Close(ctx) // nothing is left in it
+}
+
+// connections returns the pool.
+func (s *session) connections(ctx context.Context) (*pgxpool.Pool, error) {
+	if s.pool != nil {
+		return s.pool, nil
+	}
+	cfg, err := pgxpool.ParseConfig("")
+	if err != nil {
+		return nil, err
+	}
+	cfg.ConnConfig, _ = s.config(s.cfg.DSN) // it was read before
+	cfg.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	cfg.ConnConfig.RuntimeParams["statement_timeout"] = fmt.Sprint(s.cfg.Timeout.Milliseconds())
+	cfg.MaxConns = 1
+	s.pool, err = pgxpool.NewWithConfig(ctx, cfg)
+	return s.pool, err
+}
+
+// store returns the SQL store on the pool.
+func (s *session) store(ctx context.Context) (*postgres.Store, error) {
+	pool, err := s.connections(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return postgres.New(pool, postgres.Config{Schema: s.cfg.Schema, Table: s.cfg.Table})
 }
 
 // row runs a query for exactly one row.

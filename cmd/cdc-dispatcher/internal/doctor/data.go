@@ -23,8 +23,11 @@ func checkNullIDs(ctx context.Context, s *session) (Finding, error) {
 	if notNull {
 		return Finding{Status: OK, Message: "every row has an id"}, nil
 	}
-	var n int
-	err := s.row(ctx, fmt.Sprintf("SELECT count(*) FROM (SELECT FROM %s WHERE %s IS NULL LIMIT %d) r", table, id, countLimit), nil, &n)
+	store, err := s.store(ctx)
+	if err != nil {
+		return Finding{}, err
+	}
+	n, err := store.CountUnidentifiable(ctx, countLimit)
 	switch {
 	case sqlState(err) == stateQueryCanceled:
 		return Finding{Status: OK, Message: "rows without an id were not found in the time there was"}, nil

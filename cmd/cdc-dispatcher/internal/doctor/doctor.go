@@ -7,8 +7,8 @@
 // has failed is skipped, so that one cause is one finding. No finding shows a
 // password or the content of an event.
 //
-// [Run] uses one connection for SQL and, unless the log is not to be read, a
-// second one to see that replication is let in. Both are closed when it returns,
+// [Run] uses at most two connections for SQL and, unless the log is not to be read, a
+// third one to see that replication is let in. All are closed when it returns,
 // and no goroutine is left.
 package doctor
 
@@ -118,10 +118,10 @@ type Report struct {
 func (r Report) Worst() Status {
 	worst := OK
 	for _, res := range r.Results {
-		switch {
-		case res.Status == Fail:
+		if res.Status == Fail {
 			return Fail
-		case res.Status == Warn:
+		}
+		if res.Status == Warn {
 			worst = Warn
 		}
 	}
@@ -201,12 +201,11 @@ const (
 	codeClock       = "CD2006"
 	codeConnections = "CD2007"
 
-	codeTable       = "CD2101"
-	codePrivileges  = "CD2102"
-	codeMigrations  = "CD2103"
-	codeColumns     = "CD2104"
-	codeDeliveryKey = "CD2105"
-	codePollIndex   = "CD2106"
+	codeTable      = "CD2101"
+	codePrivileges = "CD2102"
+	codeMigrations = "CD2103"
+	codeColumns    = "CD2104"
+	codePollIndex  = "CD2105"
 
 	codeWALLevel     = "CD2201"
 	codeReplication  = "CD2202"
@@ -241,8 +240,7 @@ func checks(cfg Config) []check {
 		{codeTable, "event table", []string{codePrimary}, checkTable},
 		{codePrivileges, "privileges", []string{codeTable}, checkPrivileges},
 		{codeMigrations, "migrations", []string{codePrivileges}, checkMigrations},
-		{codeColumns, "event columns", []string{codePrivileges}, checkColumns},
-		{codeDeliveryKey, "delivery key", []string{codeMigrations}, checkDeliveryKey},
+		{codeColumns, "columns", []string{codeMigrations}, checkColumns},
 		{codePollIndex, "poller's index", []string{codeMigrations, codeColumns}, checkPollIndex},
 	}
 	if !cfg.Poll {

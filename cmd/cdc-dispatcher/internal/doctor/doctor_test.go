@@ -3,12 +3,12 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
@@ -175,11 +175,11 @@ func (p *patient) mend(res Result) {
 // illness is one broken thing.
 type illness struct {
 	name   string
-	break_ func(p *patient)
+	ail    func(p *patient)
 	code   string
 	status Status
 	says   string
-	// incurable says that no statement can mend it; then after does.
+	// after mends what no statement can mend alone; nil does what the finding says.
 	after func(p *patient)
 }
 
@@ -190,26 +190,16 @@ func sql(statements ...string) func(*patient) {
 // One broken thing at a time: exactly one finding names it, and what it says mends it.
 func TestDoctor_OneCauseIsOneFindingAndItsFixMendsIt(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		server := testdb.Dedicated(t, major, settings)
-		admin, err := pgx.Connect(t.Context(), server.DSN("postgres"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := admin.Exec(t.Context(), "CREATE ROLE app LOGIN REPLICATION"); err != nil {
-			t.Fatal(err)
-		}
-		if err := admin.Close(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		server := hospital(t, major)
 		n := 0
-		for _, ill := range slicesOf(illnesses(), logIllnesses(major)) {
+		for _, ill := range slices.Concat(illnesses(), logIllnesses(major)) {
 			n++
 			t.Run(ill.name, func(t *testing.T) {
 				p := admit(t, server, n)
 				if r := Run(t.Context(), p.cfg); r.Worst() != OK {
 					t.Fatalf("not healthy to begin with:\n%s", text(r))
 				}
-				ill.break_(p)
+				ill.ail(p)
 				r := Run(t.Context(), p.cfg)
 				found := findings(r)
 				if len(found) != 1 || found[0].Code != ill.code || found[0].Status != ill.status {
@@ -236,85 +226,78 @@ func TestDoctor_OneCauseIsOneFindingAndItsFixMendsIt(t *testing.T) {
 	})
 }
 
-func slicesOf(lists ...[]illness) (all []illness) {
-	for _, l := range lists {
-		all = append(all, l...)
-	}
-	return all
-}
-
 func illnesses() []illness {
 	return []illness{
 		{name: "wrong host", code: codeConnect, status: Fail, says: "no connection",
-			break_: func(p *patient) { p.cfg.DSN = "postgres://app:hunter2@127.0.0.1:1/x?sslmode=disable" },
-			after:  func(p *patient) { p.cfg.DSN = strings.Replace(p.server.DSN(p.name), "postgres@", "app@", 1) }},
+			ail:   func(p *patient) { p.cfg.DSN = "postgres://app:hunter2@127.0.0.1:1/x?sslmode=disable" },
+			after: func(p *patient) { p.cfg.DSN = strings.Replace(p.server.DSN(p.name), "postgres@", "app@", 1) }},
 		{name: "unreadable DSN", code: codeConnect, status: Fail, says: "percent-encode",
-			break_: func(p *patient) { p.cfg.DSN = "postgres://app:hun%ter2@h/x" },
-			after:  func(p *patient) { p.cfg.DSN = strings.Replace(p.server.DSN(p.name), "postgres@", "app@", 1) }},
+			ail:   func(p *patient) { p.cfg.DSN = "postgres://app:hun%ter2@h/x" },
+			after: func(p *patient) { p.cfg.DSN = strings.Replace(p.server.DSN(p.name), "postgres@", "app@", 1) }},
 		{name: "unknown role", code: codeConnect, status: Fail, says: `check user "ghost"`,
-			break_: func(p *patient) { p.cfg.DSN = strings.Replace(p.cfg.DSN, "app@", "ghost@", 1) },
-			after:  func(p *patient) { p.cfg.DSN = strings.Replace(p.cfg.DSN, "ghost@", "app@", 1) }},
+			ail:   func(p *patient) { p.cfg.DSN = strings.Replace(p.cfg.DSN, "app@", "ghost@", 1) },
+			after: func(p *patient) { p.cfg.DSN = strings.Replace(p.cfg.DSN, "ghost@", "app@", 1) }},
 		{name: "a clock five minutes fast", code: codeClock, status: Warn, says: "time service",
-			break_: func(p *patient) { p.cfg.now = func() time.Time { return time.Now().Add(5 * time.Minute) } },
-			after:  func(p *patient) { p.cfg.now = nil }},
+			ail:   func(p *patient) { p.cfg.now = func() time.Time { return time.Now().Add(5 * time.Minute) } },
+			after: func(p *patient) { p.cfg.now = nil }},
 		{name: "a clock five minutes slow", code: codeClock, status: Warn, says: "time service",
-			break_: func(p *patient) { p.cfg.now = func() time.Time { return time.Now().Add(-5 * time.Minute) } },
-			after:  func(p *patient) { p.cfg.now = nil }},
+			ail:   func(p *patient) { p.cfg.now = func() time.Time { return time.Now().Add(-5 * time.Minute) } },
+			after: func(p *patient) { p.cfg.now = nil }},
 		{name: "a standby", code: codePrimary, status: Fail, says: "is a standby",
-			break_: func(p *patient) {
+			ail: func(p *patient) {
 				p.exec(dropSlots, `DO $$ BEGIN EXECUTE format('COPY (SELECT) TO %L', current_setting('data_directory') || '/standby.signal'); END $$`)
 				p.restart()
 			},
 			after: func(p *patient) { p.exec("SELECT pg_promote()", makeSlot) }},
 		{name: "a read-only role", code: codePrimary, status: Fail, says: "read-only",
-			break_: sql("ALTER ROLE app SET default_transaction_read_only = on")},
+			ail: sql("ALTER ROLE app SET default_transaction_read_only = on")},
 		{name: "a read-only database", code: codePrimary, status: Fail, says: "read-only",
-			break_: func(p *patient) { p.exec("ALTER DATABASE " + p.name + " SET default_transaction_read_only = on") }},
+			ail: func(p *patient) { p.exec("ALTER DATABASE " + p.name + " SET default_transaction_read_only = on") }},
 		{name: "few connections", code: codeConnections, status: Warn, says: "max_connections",
-			break_: func(p *patient) {
+			ail: func(p *patient) {
 				for range 20 {
 					p.conn()
 				}
 			}},
 
 		{name: "no event table", code: codeTable, status: Fail, says: "does not exist",
-			break_: func(p *patient) { p.cfg.Table.Name = "happenings" }, after: func(p *patient) { p.cfg.Table.Name = "events" }},
+			ail: func(p *patient) { p.cfg.Table.Name = "happenings" }, after: func(p *patient) { p.cfg.Table.Name = "events" }},
 		{name: "a view", code: codeTable, status: Fail, says: "view",
-			break_: func(p *patient) { p.exec("CREATE VIEW eventlog.v AS SELECT 1 x"); p.cfg.Table.Name = "v" },
-			after:  func(p *patient) { p.cfg.Table.Name = "events" }},
+			ail:   func(p *patient) { p.exec("CREATE VIEW eventlog.v AS SELECT 1 x"); p.cfg.Table.Name = "v" },
+			after: func(p *patient) { p.cfg.Table.Name = "events" }},
 		{name: "an unlogged event table", code: codeTable, status: Fail, says: "unlogged",
-			break_: sql("DROP PUBLICATION cdc_dispatcher", "ALTER TABLE eventlog.events SET UNLOGGED"),
+			ail: sql("DROP PUBLICATION cdc_dispatcher", "ALTER TABLE eventlog.events SET UNLOGGED"),
 			after: func(p *patient) {
 				p.exec(findings(Run(p.Context(), p.cfg))[0].Fix...)
 				p.exec(makePublication)
 			}},
 		{name: "no schema", code: codeTable, status: Fail, says: "migrate up",
-			break_: sql("DROP SCHEMA eventlog CASCADE"), after: func(p *patient) {
+			ail: sql("DROP SCHEMA eventlog CASCADE"), after: func(p *patient) {
 				p.migrate()
 				p.grant()
 				p.exec("ALTER PUBLICATION cdc_dispatcher ADD TABLE eventlog.events")
 			}},
 		{name: "a migration is pending", code: codeMigrations, status: Fail, says: "pending",
-			break_: sql("DELETE FROM eventlog.cdc_dispatcher_migrations WHERE version = 3")},
+			ail: sql("DELETE FROM eventlog.cdc_dispatcher_migrations WHERE version = 3")},
 		{name: "a schema that was never migrated", code: codeMigrations, status: Fail, says: "pending",
-			break_: func(p *patient) { p.cfg.Schema = "elsewhere" }, after: func(p *patient) {
+			ail: func(p *patient) { p.cfg.Schema = "elsewhere" }, after: func(p *patient) {
 				p.migrate()
 				p.exec("GRANT USAGE ON SCHEMA elsewhere TO app", "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA elsewhere TO app")
 			}},
 
-		{name: "schema not granted", code: codePrivileges, status: Fail, says: "GRANT USAGE ON SCHEMA", break_: sql("REVOKE USAGE ON SCHEMA eventlog FROM app")},
-		{name: "events not granted", code: codePrivileges, status: Fail, says: "GRANT SELECT ON", break_: sql("REVOKE SELECT ON eventlog.events FROM app")},
-		{name: "mark not granted", code: codePrivileges, status: Fail, says: `GRANT UPDATE ("delivered") ON`, break_: sql("REVOKE UPDATE ON eventlog.events FROM app")},
-		{name: "deliveries not granted", code: codePrivileges, status: Fail, says: "GRANT INSERT, UPDATE ON", break_: sql("REVOKE INSERT, UPDATE ON eventlog.event_notifications FROM app")},
-		{name: "attempts not granted", code: codePrivileges, status: Fail, says: "GRANT", break_: sql("REVOKE ALL ON eventlog.event_notification_attempts FROM app")},
-		{name: "handlers not granted", code: codePrivileges, status: Fail, says: "GRANT", break_: sql("REVOKE ALL ON eventlog.handlers FROM app")},
-		{name: "sources not granted", code: codePrivileges, status: Fail, says: "GRANT", break_: sql("REVOKE ALL ON eventlog.sources FROM app")},
-		{name: "gaps not granted", code: codePrivileges, status: Fail, says: "GRANT", break_: sql("REVOKE ALL ON eventlog.gaps FROM app")},
-		{name: "audit log not granted", code: codePrivileges, status: Fail, says: "GRANT", break_: sql("REVOKE ALL ON eventlog.audit_log FROM app")},
-		{name: "versions not granted", code: codePrivileges, status: Fail, says: "GRANT", break_: sql("REVOKE ALL ON eventlog.cdc_dispatcher_migrations FROM app")},
+		{name: "schema not granted", code: codePrivileges, status: Fail, says: "GRANT USAGE ON SCHEMA", ail: sql("REVOKE USAGE ON SCHEMA eventlog FROM app")},
+		{name: "events not granted", code: codePrivileges, status: Fail, says: "GRANT SELECT ON", ail: sql("REVOKE SELECT ON eventlog.events FROM app")},
+		{name: "mark not granted", code: codePrivileges, status: Fail, says: `GRANT UPDATE ("delivered") ON`, ail: sql("REVOKE UPDATE ON eventlog.events FROM app")},
+		{name: "deliveries not granted", code: codePrivileges, status: Fail, says: "GRANT INSERT, UPDATE ON", ail: sql("REVOKE INSERT, UPDATE ON eventlog.event_notifications FROM app")},
+		{name: "attempts not granted", code: codePrivileges, status: Fail, says: "GRANT", ail: sql("REVOKE ALL ON eventlog.event_notification_attempts FROM app")},
+		{name: "handlers not granted", code: codePrivileges, status: Fail, says: "GRANT", ail: sql("REVOKE ALL ON eventlog.handlers FROM app")},
+		{name: "sources not granted", code: codePrivileges, status: Fail, says: "GRANT", ail: sql("REVOKE ALL ON eventlog.sources FROM app")},
+		{name: "gaps not granted", code: codePrivileges, status: Fail, says: "GRANT", ail: sql("REVOKE ALL ON eventlog.gaps FROM app")},
+		{name: "audit log not granted", code: codePrivileges, status: Fail, says: "GRANT", ail: sql("REVOKE ALL ON eventlog.audit_log FROM app")},
+		{name: "versions not granted", code: codePrivileges, status: Fail, says: "GRANT", ail: sql("REVOKE ALL ON eventlog.cdc_dispatcher_migrations FROM app")},
 		{name: "nothing granted", code: codePrivileges, status: Fail, says: "GRANT",
-			break_: sql("REVOKE ALL ON ALL TABLES IN SCHEMA eventlog FROM app", "REVOKE ALL ON SCHEMA eventlog FROM app")},
-		{name: "row security", code: codePrivileges, status: Fail, says: "row-level security", break_: sql("ALTER TABLE eventlog.events ENABLE ROW LEVEL SECURITY"),
+			ail: sql("REVOKE ALL ON ALL TABLES IN SCHEMA eventlog FROM app", "REVOKE ALL ON SCHEMA eventlog FROM app")},
+		{name: "row security", code: codePrivileges, status: Fail, says: "row-level security", ail: sql("ALTER TABLE eventlog.events ENABLE ROW LEVEL SECURITY"),
 			after: func(p *patient) {
 				p.exec(findings(Run(p.Context(), p.cfg))[0].Fix...)
 				p.Cleanup(func() {
@@ -329,182 +312,32 @@ func illnesses() []illness {
 				})
 			}},
 
-		{name: "a column was renamed", code: codeColumns, status: Fail, says: `columns.date: there is no column "event_date"`,
-			break_: sql("ALTER TABLE eventlog.events RENAME event_date TO happened"), after: sql("ALTER TABLE eventlog.events RENAME happened TO event_date")},
-		{name: "the mark is no boolean", code: codeColumns, status: Fail, says: `mark.column: column "delivered" is a text, want boolean`,
-			break_: sql("DROP INDEX eventlog.events_undelivered", "ALTER TABLE eventlog.events ALTER delivered TYPE text"),
+		{name: "a column was renamed", code: codeColumns, status: Fail, says: `columns.date: eventlog.events has no column "event_date"`,
+			ail: sql("ALTER TABLE eventlog.events RENAME event_date TO happened"), after: sql("ALTER TABLE eventlog.events RENAME happened TO event_date")},
+		{name: "the mark is no boolean", code: codeColumns, status: Fail, says: `mark.column: column "delivered" is text`,
+			ail: sql("DROP INDEX eventlog.events_undelivered", "ALTER TABLE eventlog.events ALTER delivered TYPE text"),
 			after: sql("ALTER TABLE eventlog.events ALTER delivered TYPE boolean USING delivered::boolean",
 				"CREATE INDEX events_undelivered ON eventlog.events (event_type, event_date) WHERE delivered = FALSE")},
-		{name: "dates are numbers", code: codeColumns, status: Fail, says: `column "started_date" is a bigint`,
-			break_: sql("ALTER TABLE eventlog.events ALTER started_date TYPE bigint USING 0"),
-			after:  sql("ALTER TABLE eventlog.events ALTER started_date TYPE timestamp USING now()")},
-		{name: "no delivery key", code: codeDeliveryKey, status: Fail, says: "CREATE UNIQUE INDEX",
-			break_: sql("ALTER TABLE eventlog.event_notifications DROP CONSTRAINT event_notifications_event_id_handler_name_key")},
-		{name: "no index for the poller", code: codePollIndex, status: Warn, says: "CREATE INDEX", break_: sql("DROP INDEX eventlog.events_undelivered")},
+		{name: "dates are numbers", code: codeColumns, status: Fail, says: `column "started_date" is bigint`,
+			ail:   sql("ALTER TABLE eventlog.events ALTER started_date TYPE bigint USING 0"),
+			after: sql("ALTER TABLE eventlog.events ALTER started_date TYPE timestamp USING now()")},
+		{name: "one of our columns is gone", code: codeColumns, status: Fail, says: "column event_notifications.lease_token",
+			ail: sql("ALTER TABLE eventlog.event_notifications DROP COLUMN lease_token, DROP COLUMN claim_count")},
+		{name: "no delivery key", code: codeColumns, status: Fail, says: "CREATE UNIQUE INDEX",
+			ail: sql("ALTER TABLE eventlog.event_notifications DROP CONSTRAINT event_notifications_event_id_handler_name_key")},
+		{name: "no index for the poller", code: codePollIndex, status: Warn, says: "CREATE INDEX", ail: sql("DROP INDEX eventlog.events_undelivered")},
+		{name: "an index that the poller cannot use", code: codePollIndex, status: Warn, says: `WHERE "delivered" IS NOT TRUE`,
+			ail: sql("ALTER TABLE eventlog.events ALTER delivered DROP NOT NULL")},
 
 		{name: "rows without id", code: codeNullIDs, status: Warn, says: "cannot have a delivery",
-			break_: sql("ALTER TABLE eventlog.events DROP CONSTRAINT events_pkey, ALTER id DROP NOT NULL",
+			ail: sql("ALTER TABLE eventlog.events DROP CONSTRAINT events_pkey, ALTER id DROP NOT NULL",
 				insertEvent, "UPDATE eventlog.events SET id = NULL")},
 		{name: "an event waits", code: codeUndelivered, status: Warn, says: "waited",
-			break_: sql(insertEvent, `INSERT INTO eventlog.handlers (name, aliases, types, generation, last_owner, last_seen, created_date)
+			ail: sql(insertEvent, `INSERT INTO eventlog.handlers (name, aliases, types, generation, last_owner, last_seen, created_date)
 				VALUES ('h', '{}', '{order.*}', 1, 'x', now(), now())`),
 			after: sql("UPDATE eventlog.events SET delivered = true")},
 		{name: "a gap is open", code: codeGaps, status: Warn, says: "slot_lost",
-			break_: sql(`INSERT INTO eventlog.gaps (source, reason, detail, from_position, to_position, detected_date) VALUES ('main', 'slot_lost', 'd', '', '', now())`),
-			after:  sql("UPDATE eventlog.gaps SET closed_date = now()")},
+			ail:   sql(`INSERT INTO eventlog.gaps (source, reason, detail, from_position, to_position, detected_date) VALUES ('main', 'slot_lost', 'd', '', '', now())`),
+			after: sql("UPDATE eventlog.gaps SET closed_date = now()")},
 	}
-}
-
-func logIllnesses(major int) []illness {
-	list := []illness{
-		{name: "wal_level replica", code: codeWALLevel, status: Fail, says: "wal_level",
-			break_: func(p *patient) {
-				p.exec(dropSlots, "ALTER SYSTEM SET wal_level = 'replica'")
-				p.restart()
-			},
-			after: func(p *patient) {
-				p.mend(findings(Run(p.Context(), p.cfg))[0])
-				p.exec(makeSlot)
-			}},
-		{name: "no right to replicate", code: codeReplication, status: Fail, says: `ALTER ROLE "app" REPLICATION`, break_: sql("ALTER ROLE app NOREPLICATION")},
-		{name: "no slot is free", code: codeSlotsFree, status: Fail, says: "inactive are a, b, c",
-			break_: sql(dropSlots, "SELECT pg_create_physical_replication_slot(n) FROM unnest('{a,b,c}'::text[]) n"),
-			after: func(p *patient) {
-				p.mend(findings(Run(p.Context(), p.cfg))[0])
-				p.exec(makeSlot)
-			}},
-		{name: "no sender is free", code: codeSendersFree, status: Fail, says: "max_wal_senders",
-			break_: func(p *patient) {
-				for range 3 {
-					p.replicate()
-				}
-			}},
-		{name: "a pooler", code: codePooler, status: Fail, says: "pooler",
-			break_: func(p *patient) { p.cfg.DSN = throughPooler(p.T, p.cfg.DSN) },
-			after:  func(p *patient) { p.cfg.DSN = strings.Replace(p.server.DSN(p.name), "postgres@", "app@", 1) }},
-		{name: "the log of another database", code: codeReplicate, status: Fail, says: "another database",
-			break_: func(p *patient) { p.cfg.ReplicationDSN = strings.Replace(p.cfg.DSN, p.name, "postgres", 1) },
-			after:  func(p *patient) { p.cfg.ReplicationDSN = "" }},
-		{name: "unlimited WAL", code: codeKeepSize, status: Warn, says: "disk fills up", break_: sql("ALTER SYSTEM SET max_slot_wal_keep_size = -1", "SELECT pg_reload_conf()")},
-		{name: "little WAL", code: codeKeepSize, status: Warn, says: "after little WAL", break_: sql("ALTER SYSTEM SET max_slot_wal_keep_size = '512MB'", "SELECT pg_reload_conf()")},
-		{name: "a hasty sender", code: codeSenderTime, status: Warn, says: "gives up", break_: sql("ALTER SYSTEM SET wal_sender_timeout = '2s'", "SELECT pg_reload_conf()")},
-		{name: "a sender that waits for ever", code: codeSenderTime, status: Warn, says: "never notices", break_: sql("ALTER ROLE app SET wal_sender_timeout = 0")},
-
-		{name: "no publication", code: codePublication, status: Fail, says: "CREATE PUBLICATION", break_: sql("DROP PUBLICATION cdc_dispatcher")},
-		{name: "no publication, and no right to make one", code: codePublication, status: Fail, says: "may not create it",
-			break_: func(p *patient) { p.exec("DROP PUBLICATION cdc_dispatcher"); p.cfg.Create = true }},
-		{name: "inserts are left out", code: codePublished, status: Fail, says: "inserts", break_: sql("ALTER PUBLICATION cdc_dispatcher SET (publish = 'update, delete')")},
-		{name: "the table is not published", code: codePublished, status: Fail, says: "ADD TABLE", break_: sql("ALTER PUBLICATION cdc_dispatcher DROP TABLE eventlog.events")},
-		{name: "a column list", code: codePublished, status: Fail, says: "payload", break_: sql("ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events (id, event_type)")},
-		{name: "a row filter", code: codePublished, status: Warn, says: "row filter", break_: sql("ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events WHERE (namespace <> 'x')")},
-		{name: "partitions under their own names", code: codePublished, status: Warn, says: "partition",
-			break_: func(p *patient) {
-				p.exec("CREATE TABLE public.box (id uuid, type text, payload jsonb, aggregateid text, aggregatetype text) PARTITION BY HASH (id)",
-					"GRANT SELECT ON public.box TO app", "CREATE PUBLICATION box FOR TABLE public.box", "ALTER TABLE public.box ALTER id SET NOT NULL")
-				p.cfg.Table, p.cfg.Publication = schema.Debezium("public", "box"), "box"
-			}},
-
-		{name: "no slot", code: codeSlot, status: Fail, says: "pg_create_logical_replication_slot", break_: sql(dropSlots)},
-		{name: "a slot of another plugin", code: codeSlot, status: Fail, says: "test_decoding",
-			break_: sql(dropSlots, "SELECT pg_create_logical_replication_slot('cdc_dispatcher', 'test_decoding')")},
-		{name: "a physical slot", code: codeSlot, status: Fail, says: "physical",
-			break_: sql(dropSlots, "SELECT pg_create_physical_replication_slot('cdc_dispatcher')")},
-		{name: "a slot of another database", code: codeSlot, status: Fail, says: "configure another slot name",
-			break_: func(p *patient) {
-				p.exec(dropSlots)
-				if _, err := p.connTo("postgres").Exec(p.Context(), makeSlot); err != nil {
-					p.Fatal(err)
-				}
-			},
-			after: sql(dropSlots, makeSlot)},
-		{name: "a lost slot", code: codeSlotHealth, status: Fail, says: "invalidated", break_: loseSlot, after: func(p *patient) {
-			p.exec(findings(Run(p.Context(), p.cfg))[0].Fix...)
-		}},
-		{name: "a lost slot that run replaces", code: codeSlotHealth, status: Warn, says: "run replaces it",
-			break_: func(p *patient) { p.cfg.Create = true; loseSlot(p) }},
-		{name: "a long transaction", code: codeTransactions, status: Warn, says: "pg_terminate_backend",
-			break_: func(p *patient) {
-				p.exec("GRANT pg_read_all_stats TO app")
-				if _, err := p.conn().Exec(p.Context(), "BEGIN; SELECT pg_current_xact_id(); SELECT pg_sleep(0.1)"); err != nil {
-					p.Fatal(err)
-				}
-				p.cfg.LongTransaction = 50 * time.Millisecond
-			}},
-		{name: "a forgotten prepared transaction", code: codeTransactions, status: Warn, says: `ROLLBACK PREPARED E'it''s \\ mine'`,
-			break_: func(p *patient) {
-				p.exec(`BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'it''s \ mine'`, "SELECT pg_sleep(0.1)")
-				p.cfg.LongTransaction = 50 * time.Millisecond
-			}},
-	}
-	if major >= 18 {
-		list = append(list, illness{name: "idle slots are dropped", code: codeIdleSlot, status: Warn, says: "idle_replication_slot_timeout",
-			break_: sql("ALTER SYSTEM SET idle_replication_slot_timeout = '10min'", "SELECT pg_reload_conf()")})
-	}
-	return list
-}
-
-// loseSlot lets the server invalidate the slot.
-func loseSlot(p *patient) {
-	p.fillWAL("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'", "CHECKPOINT")
-	p.exec("ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'", "SELECT pg_reload_conf()")
-}
-
-// fillWAL writes several segments of log and then runs the statements.
-func (p *patient) fillWAL(statements ...string) {
-	p.exec("CREATE TABLE filler (x int)")
-	for range 8 {
-		p.exec("INSERT INTO filler VALUES (1)", "SELECT pg_switch_wal()")
-	}
-	p.exec(statements[0], "SELECT pg_reload_conf()")
-	testdb.WaitFor(p, "the setting to be in force", func() bool {
-		conn := p.conn()
-		var v string
-		err := conn.QueryRow(p.Context(), "SHOW max_slot_wal_keep_size").Scan(&v)
-		return err == nil && strings.Contains(statements[0], v)
-	})
-	p.exec(statements[1:]...)
-}
-
-func TestSlotHealth(t *testing.T) {
-	const mb = 1 << 20
-	at := func(bytes int64) *int64 { return &bytes }
-	for _, c := range []struct {
-		name   string
-		slot   slot
-		create bool
-		want   Status
-		hint   string
-	}{
-		{"little retained", slot{WALStatus: "reserved", Retained: 10 * mb, SafeWALSize: at(990 * mb)}, false, OK, ""},
-		{"no limit", slot{WALStatus: "extended", Retained: 9000 * mb}, false, OK, ""},
-		{"80 per cent", slot{WALStatus: "extended", Retained: 800 * mb, SafeWALSize: at(200 * mb)}, false, OK, ""},
-		{"more, and nobody reads", slot{WALStatus: "extended", Retained: 810 * mb, SafeWALSize: at(190 * mb)}, false, Warn, "nobody reads"},
-		{"more, and somebody reads", slot{WALStatus: "extended", Retained: 810 * mb, SafeWALSize: at(190 * mb), ActivePID: 7}, false, Warn, "does not get on"},
-		{"about to go", slot{WALStatus: "unreserved", Retained: 810 * mb, SafeWALSize: at(-5)}, false, Warn, "nobody reads"},
-		{"lost", slot{WALStatus: "lost"}, false, Fail, "found by the poller"},
-		{"lost, and run replaces it", slot{WALStatus: "lost"}, true, Warn, ""},
-		{"invalidated by 18", slot{WALStatus: "lost", Invalidation: "idle_timeout"}, false, Fail, "poller"},
-		{"conflicting on 16", slot{WALStatus: "reserved", Conflicting: true}, false, Fail, "poller"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			f := (&session{cfg: Config{Create: c.create}.withDefaults()}).judge(c.slot)
-			if f.Status != c.want || !strings.Contains(f.Hint, c.hint) {
-				t.Errorf("%+v", f)
-			}
-		})
-	}
-}
-
-// replicate holds one sender.
-func (p *patient) replicate() {
-	c, err := pgconn.ParseConfig(p.server.DSN(p.name))
-	if err != nil {
-		p.Fatal(err)
-	}
-	c.RuntimeParams["replication"] = "database"
-	conn, err := pgconn.ConnectConfig(p.Context(), c)
-	if err != nil {
-		p.Fatal(err)
-	}
-	p.holds = append(p.holds, func() { _ = conn.Close(context.Background()) })
 }

@@ -143,10 +143,14 @@ func checkPublished(ctx context.Context, s *session) (Finding, error) {
 
 // unpublished lists the columns of the event that a column list leaves out.
 func (s *session) unpublished(published []string) []string {
+	c := s.cfg.Table.Columns
 	var missing []string
-	for _, c := range s.columns() {
-		if !c.optional && !slices.Contains(published, c.name) {
-			missing = append(missing, c.name)
+	for _, name := range []string{
+		c.ID, c.Namespace, c.ActionID, c.ActionName, c.ActionParams, c.StartedDate, c.CompletionDate,
+		c.ModelID, c.ModelType, c.Type, c.Payload, c.Date,
+	} {
+		if name != "" && !slices.Contains(published, name) {
+			missing = append(missing, name)
 		}
 	}
 	return missing

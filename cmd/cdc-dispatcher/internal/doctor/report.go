@@ -27,7 +27,7 @@ func (r Report) WriteText(w io.Writer) error {
 	for _, res := range r.Results {
 		width = max(width, len(res.Name))
 	}
-	indent := strings.Repeat(" ", width+len("✗ CD2001  ")-1)
+	indent := strings.Repeat(" ", len("x CD2001  ")+width+2)
 	var b strings.Builder
 	for _, res := range r.Results {
 		fmt.Fprintf(&b, "%s %s  %-*s%s", res.Status.mark(), res.Code, width+2, res.Name, res.Message)

@@ -8,10 +8,10 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
 const hintMigrate = "run: cdc-dispatcher migrate up"
@@ -41,83 +41,33 @@ func checkTable(ctx context.Context, s *session) (Finding, error) {
 	return f, nil
 }
 
-// column is a column of the event table that the configuration names.
-type column struct {
-	field, name string
-	optional    bool
-	// types it may have; empty means any.
-	types []string
-}
-
-var (
-	textTypes    = []string{"text", "character varying", "character", "name", "enum"}
-	timeTypes    = []string{"timestamp without time zone", "timestamp with time zone", "date"}
-	payloadTypes = append([]string{"jsonb", "json", "bytea"}, textTypes...)
-	jsonTypes    = append([]string{"jsonb", "json"}, textTypes...)
-)
-
-// columns lists the named columns in the order of schema.Columns.
-func (s *session) columns() []column {
-	c, m := s.cfg.Table.Columns, s.cfg.Table.Mark
-	list := []column{
-		{"columns.id", c.ID, false, nil},
-		{"columns.namespace", c.Namespace, false, nil},
-		{"columns.action_id", c.ActionID, false, nil},
-		{"columns.action_name", c.ActionName, false, nil},
-		{"columns.action_params", c.ActionParams, false, jsonTypes},
-		{"columns.started_date", c.StartedDate, false, timeTypes},
-		{"columns.completion_date", c.CompletionDate, false, timeTypes},
-		{"columns.model_id", c.ModelID, false, nil},
-		{"columns.model_type", c.ModelType, false, nil},
-		{"columns.type", c.Type, false, textTypes},
-		{"columns.payload", c.Payload, false, payloadTypes},
-		{"columns.date", c.Date, false, timeTypes},
-		{"columns.traceparent", c.Traceparent, true, textTypes},
-		{"columns.headers", c.Headers, true, jsonTypes},
-	}
-	if m.Kind == schema.MarkBoolean {
-		list = append(list, column{"mark.column", m.Column, false, []string{"boolean"}})
-	}
-	if m.Kind == schema.MarkStatus {
-		list = append(list, column{"mark.column", m.Column, false, textTypes}, column{"mark.at", m.At, false, timeTypes})
-	}
-	return slices.DeleteFunc(list, func(c column) bool { return c.name == "" })
-}
-
+// checkColumns lets the store look: what it accepts is what counts.
 func checkColumns(ctx context.Context, s *session) (Finding, error) {
-	rows, err := s.conn.Query(ctx, `
-		SELECT a.attname::text, CASE WHEN b.typtype = 'e' THEN 'enum' ELSE format_type(b.oid, NULL) END
-		FROM pg_attribute a
-		JOIN pg_type t ON t.oid = a.atttypid
-		JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
-		WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 AND NOT a.attisdropped
-		ORDER BY a.attnum`, s.quotedTable())
+	store, err := s.store(ctx)
 	if err != nil {
 		return Finding{}, err
 	}
-	types := map[string]string{}
-	var names []string
-	var name, typ string
-	if _, err := pgx.ForEachRow(rows, []any{&name, &typ}, func() error {
-		types[name], names = typ, append(names, name)
-		return nil
-	}); err != nil {
-		return Finding{}, err
-	}
-	var problems []string
-	for _, c := range s.columns() {
-		switch typ, ok := types[c.name]; {
-		case !ok && !c.optional:
-			problems = append(problems, fmt.Sprintf("%s: there is no column %q", c.field, c.name))
-		case ok && c.types != nil && !slices.Contains(c.types, typ):
-			problems = append(problems, fmt.Sprintf("%s: column %q is a %s, want %s", c.field, c.name, typ, strings.Join(c.types, ", ")))
+	err = store.CheckSchema(ctx)
+	var lacks *postgres.SchemaError
+	var problems schema.Problems
+	switch {
+	case err == nil:
+		return Finding{Status: OK, Message: "the tables have the columns that are needed"}, nil
+	case errors.As(err, &lacks):
+		f := Finding{Status: Fail, Message: "the product's own tables are not as the migrations made them", Value: strings.Join(lacks.Missing, ", "), Hint: hintMigrate}
+		if lacks.Statement != "" {
+			f.Fix, f.Hint = strings.Split(strings.TrimSuffix(lacks.Statement, ";"), "; "), hintOwner
 		}
+		return f, nil
+	case errors.As(err, &problems):
+		lines := make([]string, len(problems))
+		for i, p := range problems {
+			lines[i] = p.String()
+		}
+		return Finding{Status: Fail, Message: "the event table does not fit the configuration", Value: strings.Join(lines, "; "),
+			Hint: "correct the configuration, or the table"}, nil
 	}
-	if len(problems) == 0 {
-		return Finding{Status: OK, Message: "the event table has the columns that are configured"}, nil
-	}
-	return Finding{Status: Fail, Message: "the event table does not fit the configuration: " + strings.Join(problems, "; "),
-		Value: "columns: " + strings.Join(names, ", "), Hint: "correct the column names in the configuration"}, nil
+	return Finding{}, err
 }
 
 // privilege is what the program needs on one table.
@@ -225,19 +175,11 @@ func (s *session) missing(ctx context.Context, p privilege) (missing []string, e
 	return missing, true, restricted, nil
 }
 
-// checkMigrations asks package migrate, over a connection of its own.
 func checkMigrations(ctx context.Context, s *session) (Finding, error) {
-	c, _ := s.config(s.cfg.DSN) // it was read before
-	pc, err := pgxpool.ParseConfig("")
+	pool, err := s.connections(ctx)
 	if err != nil {
 		return Finding{}, err
 	}
-	pc.ConnConfig, pc.MaxConns = c, 1
-	pool, err := pgxpool.NewWithConfig(ctx, pc)
-	if err != nil {
-		return Finding{}, err
-	}
-	defer pool.Close()
 	m, err := migrate.Postgres(pool, migrate.Options{Schema: s.cfg.Schema, Table: s.cfg.Table})
 	if err != nil {
 		return Finding{}, err
@@ -261,69 +203,61 @@ func checkMigrations(ctx context.Context, s *session) (Finding, error) {
 
 func (s *session) own(table string) string { return ident(s.cfg.Schema) + "." + ident(table) }
 
-// checkDeliveryKey looks for the key that makes a repeated fan-out harmless.
-func checkDeliveryKey(ctx context.Context, s *session) (Finding, error) {
-	table := s.own("event_notifications")
-	var found bool
-	if err := s.row(ctx, `
-		SELECT EXISTS (
-		    SELECT FROM pg_index i
-		    WHERE i.indrelid = $1::text::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-		      AND (SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_attribute a
-		           WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) = '{event_id,handler_name}')`,
-		[]any{table}, &found); err != nil {
-		return Finding{}, err
-	}
-	if found {
-		return Finding{Status: OK, Message: "one delivery per event and handler is enforced"}, nil
-	}
-	return Finding{Status: Fail, Message: "nothing keeps an event from having two deliveries for one handler",
-		Fix: []string{fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (event_id, handler_name)", table)}, Hint: hintOwner}, nil
-}
-
 // checkPollIndex looks for an index that finds the events that are not fanned out without
 // reading all others.
 func checkPollIndex(ctx context.Context, s *session) (Finding, error) {
-	t, table := s.cfg.Table, s.quotedTable()
-	key, statement := t.Mark.Column, ""
-	switch t.Mark.Kind {
-	case schema.MarkBoolean:
-		statement = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s = false", table, ident(indexed(t)), ident(key))
-	case schema.MarkStatus:
-		statement = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s) WHERE %s = %s", table, ident(indexed(t)), ident(key), literal(t.Mark.Pending))
-	default:
-		if key = t.Columns.Date; key == "" || t.LookBack == 0 {
-			return Finding{Status: OK, Message: "the poller reads the whole table: it has no mark, and no date to look back by"}, nil
-		}
-		statement = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s)", table, ident(key))
+	t := s.cfg.Table
+	if t.Mark.Kind == schema.MarkNone && (t.Columns.Date == "" || t.LookBack == 0) {
+		return Finding{Status: OK, Message: "the poller reads the whole table: it has no mark, and no date to look back by"}, nil
 	}
-	var found, partitioned bool
-	// An index counts when it begins with the column or has it in its condition.
+	key := t.Mark.Column
+	if t.Mark.Kind == schema.MarkNone {
+		key = t.Columns.Date
+	}
+	// An index counts when it begins with the column, or holds just the rows that the poller asks for. The
+	// condition must be the poller's own, which for a boolean depends on whether it can be null.
+	var found, partitioned, notNull bool
 	if err := s.row(ctx, `
 		SELECT EXISTS (
-		    SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attname = $2
+		    SELECT FROM pg_index i
 		    WHERE i.indrelid = c.oid AND i.indisvalid
-		      AND (i.indkey[0] = a.attnum
-		           OR EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
-		                        AND d.refclassid = 'pg_class'::regclass AND d.refobjid = c.oid AND d.refobjsubid = a.attnum
-		                        AND i.indpred IS NOT NULL AND NOT a.attnum = ANY (i.indkey::int2[])))), c.relkind = 'p'
-		FROM pg_class c WHERE c.oid = $1::text::regclass`, []any{table, key}, &found, &partitioned); err != nil {
+		      AND (i.indpred IS NULL AND i.indkey[0] = a.attnum
+		           OR CASE WHEN NOT $3::bool THEN pg_get_expr(i.indpred, c.oid) LIKE '%' || quote_ident(a.attname) || '%' || quote_literal($4::text) || '%'
+		                   WHEN a.attnotnull THEN pg_get_expr(i.indpred, c.oid) IN (format('(%I = false)', a.attname), format('(NOT %I)', a.attname))
+		                   ELSE pg_get_expr(i.indpred, c.oid) = format('(%I IS NOT TRUE)', a.attname) END)),
+		       c.relkind = 'p', a.attnotnull
+		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = $2
+		WHERE c.oid = $1::text::regclass`, []any{s.quotedTable(), key, t.Mark.Kind == schema.MarkBoolean, t.Mark.Pending},
+		&found, &partitioned, &notNull); err != nil {
 		return Finding{}, err
 	}
 	if found {
 		return Finding{Status: OK, Message: "the poller has an index"}, nil
 	}
-	if partitioned {
-		statement = strings.Replace(statement, "CONCURRENTLY ", "", 1)
-	}
 	return Finding{Status: Warn, Message: "the poller reads the whole event table: no index leads to the events that are not fanned out",
-		Fix: []string{statement}, Hint: hintOwner}, nil
+		Fix: []string{s.pollIndex(notNull, partitioned)}, Hint: hintOwner}, nil
 }
 
-// indexed is the column by which the poller orders.
-func indexed(t schema.Table) string {
+// pollIndex is the statement that creates the index that serves the poller best.
+func (s *session) pollIndex(notNull, partitioned bool) string {
+	t := s.cfg.Table
+	by := ident(t.Columns.ID)
 	if t.Columns.Date != "" {
-		return t.Columns.Date
+		by = ident(t.Columns.Date)
 	}
-	return t.Columns.ID
+	concurrently := "CONCURRENTLY "
+	if partitioned {
+		concurrently = ""
+	}
+	create := "CREATE INDEX " + concurrently + "ON " + s.quotedTable()
+	mark := ident(t.Mark.Column)
+	switch {
+	case t.Mark.Kind == schema.MarkBoolean && notNull:
+		return fmt.Sprintf("%s (%s, %s) WHERE %s = false", create, ident(t.Columns.Type), by, mark)
+	case t.Mark.Kind == schema.MarkBoolean:
+		return fmt.Sprintf("%s (%s) WHERE %s IS NOT TRUE", create, by, mark)
+	case t.Mark.Kind == schema.MarkStatus:
+		return fmt.Sprintf("%s (%s) WHERE %s = %s", create, by, mark, literal(t.Mark.Pending))
+	}
+	return fmt.Sprintf("%s (%s)", create, by)
 }
