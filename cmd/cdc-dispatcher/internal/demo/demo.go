@@ -69,7 +69,7 @@ func Run(ctx context.Context, c Config) (_ Result, err error) {
 	}
 	defer func() {
 		// Last, and even while a panic passes through.
-		s.say("removing " + s.host.origin)
+		s.say(s.host.farewell)
 		if cerr := s.host.close(context.WithoutCancel(ctx)); cerr != nil {
 			err = errors.Join(err, fmt.Errorf("clean up: %w", cerr))
 		}
@@ -117,7 +117,7 @@ func interrupts(ctx context.Context) (calm, hurry context.Context, stop func()) 
 // interrupted hides an error that only says that a person interrupted.
 func interrupted(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("interrupted: %w", context.Canceled)
+		return errors.New("interrupted before it began")
 	}
 	return err
 }
@@ -127,7 +127,6 @@ type stage struct {
 	Config
 	host     *host
 	pool     *pgxpool.Pool
-	source   *postgres.Source // nil when the server gives no log
 	pipe     *pipeline.Pipeline
 	roles    []role
 	live     *live
@@ -168,13 +167,14 @@ func (s *stage) prepare(ctx context.Context) error {
 		config.Handlers = append(config.Handlers, r.Handler)
 	}
 	if s.host.slot != "" {
-		if s.source, err = postgres.New(postgres.Config{
+		source, err := postgres.New(postgres.Config{
 			DSN: s.host.dsn, Slot: s.host.slot, Publication: slotName, Create: true,
 			Tables: []postgres.Table{{Schema: table.Schema, Name: table.Name}},
-		}); err != nil {
+		})
+		if err != nil {
 			return err
 		}
-		config.Log, config.Table, config.Decode = s.source, table.QualifiedName(), table.Decoder()
+		config.Log, config.Table, config.Decode = source, table.QualifiedName(), table.Decoder()
 	}
 	s.pipe, err = pipeline.New(config)
 	return err
@@ -215,9 +215,10 @@ func (s *stage) perform(calm, hurry context.Context) error {
 	return errors.Join(err, <-pipe)
 }
 
-// awaitLog waits until the log is read, so that the first events come through it.
+// awaitLog waits until the log is read and the poller has had its first look, so that
+// the events that follow come through the log.
 func (s *stage) awaitLog(ctx context.Context) {
-	if s.source == nil {
+	if s.host.slot == "" {
 		s.say("this server's wal_level is not logical: the demo polls")
 		return
 	}
@@ -225,7 +226,10 @@ func (s *stage) awaitLog(ctx context.Context) {
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for s.source.Status().Mode != cdc.ModeStreaming {
+	for {
+		if h := s.pipe.Health(); h.Mode == cdc.ModeStreaming && !h.PolledAt.IsZero() {
+			return
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -297,7 +301,7 @@ func (s *stage) count(ctx context.Context) (Result, error) {
 		DurationSeconds: round(s.wrote.Seconds(), 2),
 		EventsViaLog:    int(s.live.viaLog.Load()), EventsViaPoller: int(s.live.viaPoller.Load()),
 	}
-	if s.source == nil {
+	if s.host.slot == "" {
 		r.Mode = "poll"
 	}
 	r.fill(ledger.Compare(ledger.Input{

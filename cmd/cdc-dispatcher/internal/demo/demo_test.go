@@ -113,7 +113,7 @@ func TestRun_AsAGuestInterrupted(t *testing.T) {
 		if n, s := count(databases), count(slots); n != 0 || s != 0 {
 			t.Errorf("%d databases and %d slots are left behind", n, s)
 		}
-		if !strings.HasSuffix(strings.TrimSpace(out.String()), "the server of --dsn") {
+		if !strings.HasSuffix(strings.TrimSpace(out.String()), "dropping the demo's database and replication slot") {
 			t.Errorf("the last words are not about cleaning up: %q", out.String()[max(0, len(out.String())-80):])
 		}
 	})

@@ -30,8 +30,9 @@ type host struct {
 	origin, version string
 	// slot is the name of the replication slot; empty when the server gives no log.
 	slot string
-	// close removes everything that was made.
-	close func(context.Context) error
+	// close removes everything that was made; farewell says so in words.
+	close    func(context.Context) error
+	farewell string
 }
 
 // openHost starts a throw-away server, or makes a database on the one that dsn names.
@@ -51,7 +52,8 @@ func openHost(ctx context.Context, dsn string, say func(string)) (*host, error) 
 	h := &host{
 		dsn: server.DSN("postgres"), look: fmt.Sprintf("psql -h %s -p %d -U postgres", server.Host(), server.Port()),
 		origin: server.Origin(), slot: slotName,
-		close: func(context.Context) error { return server.Close() },
+		close:    func(context.Context) error { return server.Close() },
+		farewell: "stopping the throw-away server and removing its files",
 	}
 	conn, err := pgx.Connect(ctx, h.dsn)
 	if err == nil {
@@ -83,7 +85,11 @@ func borrow(ctx context.Context, dsn string) (*host, error) {
 	var tail [4]byte
 	_, _ = rand.Read(tail[:]) // never fails, by its documentation
 	name := slotName + "_" + hex.EncodeToString(tail[:])
-	h := &host{origin: "the server of --dsn", look: "psql -d " + name}
+	h := &host{
+		origin: "the server of --dsn", look: "psql -d " + name,
+		close:    func(ctx context.Context) error { return giveBack(ctx, dsn, name) },
+		farewell: "dropping the demo's database and replication slot",
+	}
 	if h.dsn, err = withDatabase(dsn, name); err != nil {
 		return nil, err
 	}
@@ -100,7 +106,6 @@ func borrow(ctx context.Context, dsn string) (*host, error) {
 	if _, err := conn.Exec(ctx, `CREATE DATABASE `+pgx.Identifier{name}.Sanitize()); err != nil {
 		return nil, fmt.Errorf("create a database for the demo: %w", err)
 	}
-	h.close = func(ctx context.Context) error { return giveBack(ctx, dsn, name) }
 	return h, nil
 }
 

@@ -38,9 +38,9 @@ var columns = []struct {
 
 // frame draws one picture as lines without line ends.
 func frame(p picture, paint painter) []string {
-	clock := p.elapsed.Round(time.Second).String()
+	clock := p.elapsed.Truncate(time.Second).String()
 	if p.total > 0 {
-		clock += " of " + p.total.String()
+		clock = min(p.elapsed, p.total).Truncate(time.Second).String() + " of " + p.total.String()
 	}
 	lines := []string{
 		paint.bold("cdc-dispatcher demo") + paint.dim("  "+p.server),
