@@ -21,6 +21,7 @@ awk -F '\t' '
 		for (s in missing) printf "%s: MISSING, %d tests did not run\n", s, missing[s]
 		for (k in from) { split(k, p, "\t"); printf "%s: %d started: %s\n", p[1], starts[k], p[2] }
 	}' "$CDC_DISPATCHER_TEST_REPORT" | sort
+awk -F '\t' '$1 == "note" && !seen[$4]++ { print "note: " $4 }' "$CDC_DISPATCHER_TEST_REPORT"
 if grep -q '^ledger' "$CDC_DISPATCHER_TEST_REPORT"; then
 	printf '\n== promises: what was committed, what was delivered, what was broken on purpose\n'
 	awk -F '\t' '

@@ -42,4 +42,12 @@ func Report(t testing.TB, server, origin string) {
 	report(t, "test", server, t.Name())
 }
 
+// Note adds a remark to the end of the run's output: what a reader of nothing but
+// the end should know.
+func Note(t testing.TB, text string) {
+	t.Helper()
+	t.Log(text)
+	report(t, "note", "", text)
+}
+
 func postgresName(major int) string { return fmt.Sprintf("PostgreSQL %d", major) }

@@ -20,7 +20,7 @@ import (
 // what remains of this package's tests where no engine answers.
 func TestProcessesDeliverWhatWasCommitted(t *testing.T) {
 	if !engineAnswers() {
-		t.Log("no container engine answers: this is the test of the images too")
+		testdb.Note(t, "no container engine answers: the tests of images ran the same programs as processes")
 	}
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		proveDelivery(t, processes(t, major))
@@ -40,7 +40,7 @@ func TestContainersDeliverWhatWasCommitted(t *testing.T) {
 func TestComposeDeliversWhatWasCommitted(t *testing.T) {
 	tool := composeTool()
 	if !engineAnswers() || tool == nil {
-		t.Log("no container engine or no compose program answers: see TestProcessesDeliverWhatWasCommitted")
+		testdb.Note(t, "no compose program answers: docker-compose.yml was not run, its configuration was, with processes")
 		return
 	}
 	proveDelivery(t, compose(t, tool))

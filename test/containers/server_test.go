@@ -1,10 +1,14 @@
 package containers
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +19,24 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-func TestMain(m *testing.M) { testdb.Main(m) }
+// ownerVariable turns the test binary into a program that starts a container of
+// the image, says so, and waits to be killed.
+const ownerVariable = "CONTAINERS_TEST_OWNER"
+
+func TestMain(m *testing.M) {
+	if image := os.Getenv(ownerVariable); image != "" {
+		server, err := localserver.StartPostgres(context.Background(),
+			localserver.PostgresOptions{Install: &localserver.Install{Image: image}})
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println(filepath.Base(filepath.Dir(server.LogFile()))) // the container's name
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}
+	testdb.Main(m)
+}
 
 // install is what a throw-away server is started from here: an image where an
 // engine answers, else the newest local binaries.
@@ -122,4 +143,54 @@ func TestThrowAwayServer(t *testing.T) {
 	if err != nil || !strings.Contains(string(log), "ready to accept connections") {
 		t.Errorf("log: %q, %v", log, err)
 	}
+}
+
+// The container of a test binary that was killed goes with the next start.
+func TestKilledOwnersContainerIsRemoved(t *testing.T) {
+	if !engineAnswers() {
+		return // see TestKilledOwnerLeavesNoServer of localserver
+	}
+	in := install(t)
+	owner := exec.CommandContext(t.Context(), os.Args[0])
+	owner.Env = append(os.Environ(), ownerVariable+"="+in.Image)
+	stdin, err := owner.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stdin.Close() }()
+	stdout, err := owner.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := owner.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	name := strings.TrimSpace(line)
+	if err != nil || imageOf(name) != in.Image {
+		t.Fatalf("owner said %q, %v", line, err)
+	}
+	if err := owner.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = owner.Wait() // it was killed
+	if imageOf(name) == "" {
+		t.Fatal("the killed owner's container is not there to be removed")
+	}
+	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{Install: &in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if imageOf(name) != "" {
+		t.Errorf("container %s of a dead owner is left", name)
+	}
+	if err := server.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// imageOf is the image of a container, empty when there is no such container.
+func imageOf(container string) string {
+	out, _ := exec.Command("docker", "inspect", "--format", "{{.Config.Image}}", container).Output()
+	return strings.TrimSpace(string(out))
 }
