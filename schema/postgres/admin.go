@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Admin answers an operator's questions and carries out an operator's orders. It works on
@@ -81,6 +82,7 @@ func (a *Admin) write(ctx context.Context, fn func(pgx.Tx) error) error {
 
 func (a *Admin) transaction(ctx context.Context, o pgx.TxOptions, limit time.Duration, fn func(pgx.Tx) error) error {
 	err := pgx.BeginTxFunc(ctx, a.pool, o, func(tx pgx.Tx) error {
+		tx = inMode{tx, a.mode}
 		ms := strconv.FormatInt(limit.Milliseconds(), 10)
 		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::text, true)", ms); err != nil {
 			return err
@@ -94,6 +96,24 @@ func (a *Admin) transaction(ctx context.Context, o pgx.TxOptions, limit time.Dur
 }
 
 const codeQueryCanceled = "57014"
+
+// inMode is a transaction whose statements run in the store's query mode.
+type inMode struct {
+	pgx.Tx
+	mode pgx.QueryExecMode
+}
+
+func (t inMode) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return t.Tx.Query(ctx, sql, append([]any{t.mode}, args...)...)
+}
+
+func (t inMode) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.Tx.QueryRow(ctx, sql, append([]any{t.mode}, args...)...)
+}
+
+func (t inMode) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return t.Tx.Exec(ctx, sql, append([]any{t.mode}, args...)...)
+}
 
 // now reads the database's clock.
 func (a *Admin) now(ctx context.Context, tx pgx.Tx) (t time.Time, err error) {
