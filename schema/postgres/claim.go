@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -21,7 +22,9 @@ import (
 // ordered by the due time alone: rows that became due together, such as those of one big transaction,
 // come in any order, because sorting them would mean reading them all.
 // The CTEs are materialized, because a locking LIMIT inside a join can be run
-// more than once and then takes more rows than it says (Q9).
+// more than once and then takes more rows than it says (Q9). There are two limits, because the
+// planner takes one that varies for a tenth of the table, and reads all of it. The inner
+// one is the largest scan; the outer one decides how far the inner one gets.
 const claimSQL = `
 WITH clock AS MATERIALIZED (
     SELECT {now} AS now
@@ -36,17 +39,21 @@ WITH clock AS MATERIALIZED (
     FROM want w
     CROSS JOIN clock c
     CROSS JOIN LATERAL (
-        SELECT d.id, d.next_retry_at, GREATEST(d.event_date, d.retried_date) AS window_start, COALESCE(d.claim_count, d.attempts) AS claims
-        FROM {deliveries} AS d
-        WHERE d.handler_name = w.stored
-          AND d.state IN ('PENDING', 'FAILED')
-          AND d.next_retry_at <= c.now
-          AND (d.lease_until IS NULL OR d.lease_until <= c.now)
-          AND ($10::uuid IS NULL OR d.id = $10::uuid)
-          AND d.id <> ALL ($11::text[]::uuid[])
-        ORDER BY d.next_retry_at
+        SELECT f.* FROM (
+            SELECT d.id, d.next_retry_at, GREATEST(d.event_date, d.retried_date) AS window_start,
+                   COALESCE(d.claim_count, d.attempts) AS claims
+            FROM {deliveries} AS d
+            WHERE d.handler_name = w.stored
+              AND d.state IN ('PENDING', 'FAILED')
+              AND d.next_retry_at <= c.now
+              AND (d.lease_until IS NULL OR d.lease_until <= c.now)
+              AND ($10::uuid IS NULL OR d.id = $10::uuid)
+              AND d.id <> ALL ($11::text[]::uuid[])
+            ORDER BY d.next_retry_at
+            LIMIT $12::bigint
+            FOR UPDATE SKIP LOCKED
+        ) AS f
         LIMIT w.scan
-        FOR UPDATE SKIP LOCKED
     ) AS d
 ), chosen AS MATERIALIZED (
     SELECT r.* FROM (
@@ -105,13 +112,15 @@ func (s *Store) Claim(ctx context.Context, lease delivery.Lease, claims []delive
 		if rejected(err) {
 			err = c.oneByOne(ctx, w)
 		}
-		if err != nil && len(c.result.Claimed) == 0 {
+		if err == nil {
+			continue
+		}
+		if len(c.result.Claimed) == 0 {
 			return delivery.ClaimResult{}, fmt.Errorf("claim deliveries: %w", err)
 		}
-		if err != nil {
-			// What is leased is returned; the next claim meets the same error, if it lasts.
-			break
-		}
+		// What is leased is not thrown away. If the error lasts, the next claim returns it.
+		s.log.Warn("a claim ended early", slog.Int("claimed", len(c.result.Claimed)), slog.Any("error", err))
+		break
 	}
 	return c.result, nil
 }
@@ -165,7 +174,7 @@ func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
 	var rows []claimedRow
 	err := again(ctx, func() error {
 		result, err := c.query(ctx, c.sql.claim, w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
-			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list())
+			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list(), slices.Max(w.scans))
 		if err != nil {
 			return err
 		}

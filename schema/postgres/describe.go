@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -47,6 +48,8 @@ type eventTable struct {
 	uniqueID bool
 	// typeIndex says that an index leads from the type to the oldest unmarked rows.
 	typeIndex bool
+	// seen is when this was looked up.
+	seen time.Time
 	// from is the quoted name, now and deliveries are parts of statements.
 	from, now, deliveries string
 
@@ -82,13 +85,17 @@ JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
 JOIN pg_catalog.pg_am am ON am.oid = ic.relam
 WHERE n.nspname = $1::text AND c.relname = $2::text AND i.indisvalid`
 
+// lookAgain is when the event table is looked up again although nothing failed: a column may have got
+// another type without any statement noticing.
+const lookAgain = time.Minute
+
 // eventTable returns what is known about the event table, and finds it out first when that is
-// nothing.
+// nothing, or old.
 func (s *Store) eventTable(ctx context.Context) (*eventTable, error) {
 	s.mu.Lock()
 	t := s.events
 	s.mu.Unlock()
-	if t != nil {
+	if t != nil && time.Since(t.seen) < lookAgain {
 		return t, nil
 	}
 	t, err := s.describe(ctx)
@@ -128,6 +135,7 @@ func (s *Store) describe(ctx context.Context) (*eventTable, error) {
 	t := &eventTable{
 		Table:      s.table,
 		columns:    map[string]dbColumn{},
+		seen:       time.Now(),
 		from:       pgx.Identifier{s.table.Schema, s.table.Name}.Sanitize(),
 		now:        s.sql.now,
 		deliveries: s.sql.deliveries,

@@ -3,6 +3,7 @@ package postgres
 import (
 	"errors"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -62,7 +63,10 @@ func passing(err error) bool {
 }
 
 // changed says whether err may come from a table that is not as it was.
-func changed(err error) bool { return class(sqlState(err)) == className }
+func changed(err error) bool {
+	var scan pgx.ScanArgError
+	return class(sqlState(err)) == className || errors.As(err, &scan)
+}
 
 // sqlState returns the SQLSTATE of err, empty when it has none.
 func sqlState(err error) string {

@@ -78,9 +78,10 @@ func (t *eventTable) timestamp(column string) string {
 	}
 }
 
-// inRange moves a timestamp into the range that schema.Decoder keeps to as well.
+// inRange moves a timestamp into the range that schema.Decoder keeps to as well; null stays null.
 func inRange(timestamp string) string {
-	return "GREATEST(LEAST(" + timestamp + ", '9999-12-31 23:59:59.999999'), '0001-01-01 00:00:00.000001')"
+	return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN "+
+		"GREATEST(LEAST(%[1]s, '9999-12-31 23:59:59.999999'), '0001-01-01 00:00:00.000001') END", timestamp)
 }
 
 // inColumn says whether payloads go into the delivery's jsonb column; all others

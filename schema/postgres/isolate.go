@@ -3,6 +3,8 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,19 +69,19 @@ func (r *refusals) list() []string {
 // candidatesSQL reads what claimSQL would take, without a lock and without a change.
 const candidatesSQL = `
 SELECT w.n, d.id::text
-FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS w (n, stored, scan)
+FROM unnest($1::bigint[], $2::text[]) AS w (n, stored)
 CROSS JOIN LATERAL (
     SELECT d.id FROM {deliveries} AS d
     WHERE d.handler_name = w.stored AND d.state IN ('PENDING', 'FAILED') AND d.next_retry_at <= {now}
-      AND d.id <> ALL ($4::text[]::uuid[])
+      AND d.id <> ALL ($3::text[]::uuid[])
     ORDER BY d.next_retry_at
-    LIMIT w.scan
+    LIMIT $4::bigint
 ) AS d`
 
 // oneByOne claims the candidates one at a time, and puts those that the database refuses on
 // the list.
 func (c *claiming) oneByOne(ctx context.Context, w wants) error {
-	rows, err := c.query(ctx, c.sql.candidates, w.numbers, w.names, w.scans, c.refused.list())
+	rows, err := c.query(ctx, c.sql.candidates, w.numbers, w.names, c.refused.list(), slices.Max(w.scans))
 	if err != nil {
 		return err
 	}
@@ -103,7 +105,8 @@ func (c *claiming) oneByOne(ctx context.Context, w wants) error {
 		if rejected(err) {
 			if c.refused.add(x.id) {
 				c.log.Warn("the database refuses to lease a delivery; it is left out for now",
-					"delivery_id", x.id, "handler", c.claims[x.claim].Handler, "sqlstate", sqlState(err), "retry_in", refusedFor)
+					slog.String("delivery_id", x.id), slog.String("handler", c.claims[x.claim].Handler),
+					slog.String("sqlstate", sqlState(err)), slog.Duration("retry_in", refusedFor))
 			}
 			// There may be good rows behind it.
 			c.ended[x.claim] = true

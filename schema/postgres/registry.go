@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -197,7 +198,8 @@ func (s *Store) step(
 			return total, err
 		}
 		for _, id := range bad {
-			s.log.Warn("the database refuses to change a delivery; it is left as it is", "delivery_id", id, "sqlstate", sqlState(err))
+			s.log.Warn("the database refuses to change a delivery; it is left as it is",
+				slog.String("delivery_id", id), slog.String("sqlstate", sqlState(err)))
 		}
 		if changed == 0 && len(bad) == 0 {
 			return total, nil // somebody else was faster

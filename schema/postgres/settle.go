@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -180,7 +181,7 @@ func (s *Store) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.D
 		return held, fmt.Errorf("renew %d leases: %w", len(leases), err)
 	}
 	if err != nil {
-		s.log.Warn("the database refuses to renew a lease", "sqlstate", sqlState(err))
+		s.log.Warn("the database refuses to renew a lease", slog.String("sqlstate", sqlState(err)))
 	}
 	return held, nil
 }
