@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 )
@@ -35,19 +37,25 @@ func (d *decoder) checkSources(c *Config) {
 	}
 }
 
-// checkSlots reports two sources that would fight over one slot.
+// checkSlots reports two sources that would fight over one slot. Slots belong to
+// the server, so the sources need not share a database.
 func (d *decoder) checkSlots(c *Config) {
-	type slot struct{ dsn, name string }
+	type slot struct {
+		host string
+		port uint16
+		name string
+	}
 	taken := map[slot]string{}
 	for i, s := range c.Sources {
-		if s.Mode == ModePoll {
+		server, err := pgconn.ParseConfig(s.DSN)
+		if s.Mode == ModePoll || s.DSN == "" || err != nil {
 			continue
 		}
-		key := slot{s.DSN, s.Postgres.Slot}
-		if first, twice := taken[key]; twice && s.DSN != "" {
+		key := slot{server.Host, server.Port, s.Postgres.Slot}
+		if first, twice := taken[key]; twice {
 			at := fmt.Sprintf("sources[%d].postgres.slot", i)
-			d.report(CodeConflict, at, d.posOf(at), "give each source of one database a slot and a publication of its own",
-				"sources %q and %q read one database through one slot", first, s.Name)
+			d.report(CodeConflict, at, d.posOf(at), "give the sources of one server slots of their own: postgres: {slot: NAME}",
+				"sources %q and %q use one slot of one server", first, s.Name)
 			continue
 		}
 		taken[key] = s.Name

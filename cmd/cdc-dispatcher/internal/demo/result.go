@@ -91,7 +91,7 @@ func (r Result) Err() error {
 func (r Result) WriteText(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(label, format string, args ...any) {
-		fmt.Fprintf(tw, "%s\t%s\n", label, fmt.Sprintf(format, args...))
+		_, _ = fmt.Fprintf(tw, "%s\t%s\n", label, fmt.Sprintf(format, args...)) // Flush reports the error
 	}
 	row("database", "%s, %s", r.Database, r.Server)
 	row("committed", "%d events in %.1f s (%.1f/s), and %d more rolled back", r.Events, r.DurationSeconds, r.EventsPerSecond, r.RolledBack)

@@ -105,7 +105,7 @@ func (m *Metrics) makeFanOut() {
 }
 
 func (m *Metrics) makeHandling() {
-	m.attempts = m.counter("attempts_total", "Attempts, by outcome: ok, retry, permanent, blocked, discarded, given_back, stale.", "source", "handler", "kind", "outcome")
+	m.attempts = m.counter("attempts_total", "Attempts, by outcome: ok, retry, permanent, blocked, discarded, give_back, stale.", "source", "handler", "kind", "outcome")
 	m.attemptDuration = m.histogram("attempt_duration_seconds", "Run time of the handler in one attempt.", durationBuckets, "source", "handler", "kind")
 	m.finished = m.counter("deliveries_finished_total", "Deliveries that ended by an attempt, by state.", "source", "handler", "state")
 	m.latency = m.histogram("delivery_latency_seconds", "Time from the commit to the success of a delivery.", latencyBuckets, "source", "handler")

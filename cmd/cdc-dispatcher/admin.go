@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
+	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+)
+
+// desk is what commands that ask or change the database work at: one source.
+type desk struct {
+	*store.Admin
+	source config.Source
+	pool   *pgxpool.Pool
+}
+
+// withDesk runs fn for one source; fn's error comes back with a code and an advice.
+func (a *app) withDesk(ctx context.Context, name string, fn func(context.Context, desk) error) error {
+	cfg, err := a.load(a.configPath())
+	if err != nil {
+		return err
+	}
+	s, err := a.source(cfg, name)
+	if err != nil {
+		return err
+	}
+	return atDesk(ctx, s, fn)
+}
+
+// eachDesk runs fn for the named source, or for all in turn.
+func (a *app) eachDesk(ctx context.Context, name string, fn func(context.Context, desk) error) error {
+	cfg, err := a.load(a.configPath())
+	if err != nil {
+		return err
+	}
+	sources, err := a.selected(cfg, name)
+	if err != nil {
+		return err
+	}
+	for _, s := range sources {
+		if err := atDesk(ctx, s, fn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func atDesk(ctx context.Context, s config.Source, fn func(context.Context, desk) error) error {
+	s.MaxConnections = 2
+	pool, err := newPool(s)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	st, err := store.New(pool, store.Config{Schema: s.Schema, Table: s.Table})
+	if err != nil {
+		return err
+	}
+	return asked(s, fn(ctx, desk{Admin: store.NewAdmin(st, store.AdminConfig{}), source: s, pool: pool}))
+}
+
+// asked explains why a question was not answered.
+func asked(s config.Source, err error) error {
+	var f *failure
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &f):
+		return f
+	case errors.Is(err, store.ErrNotFound):
+		return &failure{exit: exitFailed, code: codeNotFound, message: "source " + s.Name + ": " + err.Error(), try: "list them, and check the spelling", cause: err}
+	case errors.Is(err, store.ErrSlow):
+		return &failure{exit: exitFailed, code: codeBusy, message: "source " + s.Name + ": " + err.Error(), try: "narrow the filter", cause: err}
+	}
+	if f := databaseFailure(s.Name, err); f != nil {
+		return f
+	}
+	return err
+}
+
+// sourceFlag adds --source to a command that works on one source.
+func sourceFlag(cmd *cobra.Command, name *string) {
+	cmd.PersistentFlags().StringVar(name, "source", "", "the source, when the configuration has several")
+}
+
+// actor names who runs this command, for the audit log.
+func (a *app) actor() string {
+	name, _ := a.lookup("USER")
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if name == "" {
+		name = "uid " + strconv.Itoa(os.Getuid())
+	}
+	if host, err := os.Hostname(); err == nil {
+		name += "@" + host
+	}
+	return name
+}
+
+// instant is a flag for a moment: RFC 3339, a date, or an age such as 15m or 7d.
+type instant struct{ t time.Time }
+
+// Set implements pflag.Value.
+func (i *instant) Set(s string) error {
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05", "2006-01-02 15:04", time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, s, time.UTC); err == nil {
+			i.t = t.UTC()
+			return nil
+		}
+	}
+	age, err := config.ParseDuration(strings.TrimSuffix(s, " ago"))
+	if err != nil {
+		return errors.New("want 2026-01-31, 2026-01-31T12:00:00Z, or an age such as 15m or 7d")
+	}
+	i.t = time.Now().UTC().Add(-age)
+	return nil
+}
+
+func (i *instant) String() string {
+	if i.t.IsZero() {
+		return ""
+	}
+	return i.t.Format(time.RFC3339)
+}
+
+// Type implements pflag.Value.
+func (*instant) Type() string { return "time" }

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
+)
+
+// connectTimeout bounds making one connection of a pool.
+const connectTimeout = 10 * time.Second
+
+// newPool makes the pool of a source. It connects when it is first used.
+func newPool(s config.Source) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(s.DSN)
+	if err != nil {
+		// Not wrapped: the parser may quote what it does not recognise as a password.
+		return nil, fmt.Errorf("source %s: the connection string cannot be read", s.Name)
+	}
+	if s.Password != "" {
+		cfg.ConnConfig.Password = s.Password
+	}
+	cfg.MaxConns = int32(s.MaxConnections) //nolint:gosec // at most 1000, by the configuration
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = connectTimeout
+	}
+	if _, named := cfg.ConnConfig.RuntimeParams["application_name"]; !named {
+		cfg.ConnConfig.RuntimeParams["application_name"] = "cdc-dispatcher " + s.Name
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		return nil, fmt.Errorf("source %s: make the connection pool: %w", s.Name, err)
+	}
+	return pool, nil
+}
+
+// migrations describes what migrate does for a source.
+func migrations(s config.Source) migrate.Options {
+	return migrate.Options{Schema: s.Schema, Table: s.Table}
+}
+
+// source chooses the source that a command works on: the named one, or the only one.
+func (a *app) source(cfg *config.Config, name string) (config.Source, error) {
+	if s, ok := cfg.Source(name); ok {
+		return s, nil
+	}
+	try := "name one of them with --source: " + strings.Join(cfg.SourceNames(), ", ")
+	if name == "" {
+		return config.Source{}, usage(try, "the configuration has %d sources", len(cfg.Sources))
+	}
+	return config.Source{}, &failure{exit: exitUsage, code: codeNotFound, message: fmt.Sprintf("there is no source %q", name), try: try}
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// inspectTimeout bounds the whole look at a database.
+const inspectTimeout = 8 * time.Second
+
+// seen is what init found in a database.
+type seen struct {
+	version, walLevel string
+	hasEvents         bool
+	outboxes          []outboxTable
+}
+
+// outboxTable is a table in Debezium's outbox layout.
+type outboxTable struct {
+	name string
+	// date is its only timestamp column; empty when it has none, or several.
+	date string
+}
+
+func (s seen) outbox(name string) *outboxTable {
+	for i := range s.outboxes {
+		if s.outboxes[i].name == name {
+			return &s.outboxes[i]
+		}
+	}
+	return nil
+}
+
+func (s seen) describe() []string {
+	out := []string{"PostgreSQL " + s.version}
+	if s.hasEvents {
+		out = append(out, "found the table eventlog.events")
+	}
+	for _, o := range s.outboxes {
+		out = append(out, "found "+o.name+", which has the columns of Debezium's outbox")
+	}
+	return out
+}
+
+// outboxQuery finds tables with the columns of Debezium's outbox event router, and
+// their timestamp column if there is exactly one. Partitions are left to their root.
+const outboxQuery = `
+SELECT n.nspname || '.' || c.relname,
+       coalesce((SELECT CASE WHEN count(*) = 1 THEN min(a.attname::text) END FROM pg_catalog.pg_attribute a
+                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                   AND a.atttypid IN ('timestamp'::regtype, 'timestamptz'::regtype)), '')
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema')
+  AND (SELECT count(*) FROM pg_catalog.pg_attribute a
+       WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         AND a.attname IN ('id', 'aggregatetype', 'aggregateid', 'type', 'payload')) = 5
+ORDER BY 1 LIMIT 20`
+
+// inspect looks at a database without changing anything.
+func inspect(ctx context.Context, dsn string) (s seen, err error) {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	cfg, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return s, fmt.Errorf("the connection string cannot be read")
+	}
+	cfg.RuntimeParams["application_name"] = "cdc-dispatcher init"
+	cfg.RuntimeParams["default_transaction_read_only"] = "on"
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return s, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // only read from
+	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('wal_level'),
+       to_regclass('eventlog.events') IS NOT NULL`).Scan(&s.version, &s.walLevel, &s.hasEvents); err != nil {
+		return s, err
+	}
+	rows, err := conn.Query(ctx, outboxQuery)
+	if err != nil {
+		return s, err
+	}
+	s.outboxes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (o outboxTable, err error) {
+		return o, row.Scan(&o.name, &o.date)
+	})
+	return s, err
+}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/handlers/webhook"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+// programName is what the test binary is called when it plays the program.
+const programName = "cdc-dispatcher"
+
+func TestMain(m *testing.M) {
+	switch filepath.Base(os.Args[0]) {
+	case programName:
+		main()
+		return
+	case "httpget":
+		httpGet(os.Args[1])
+		return
+	}
+	testdb.Main(m)
+}
+
+// httpGet prints what a URL answers, for scripts.
+func httpGet(url string) {
+	resp, err := http.Get(url) //nolint:gosec,noctx // a test's own address
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(os.Stdout, resp.Body); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}
+
+// secret signs what the receiver of the scripts gets.
+const secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+// TestScripts runs the sessions that need no database.
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script/plain", nil) }
+
+// TestScriptsPostgres runs the sessions with a real server, a database of its own for
+// each.
+func TestScriptsPostgres(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		runScripts(t, "testdata/script/postgres", func(t testing.TB) string { return testdb.Postgres(t, major).DSN() })
+	})
+}
+
+func runScripts(t *testing.T, dir string, database func(testing.TB) string) {
+	files, err := filepath.Glob(dir + "/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts in %s: %v", dir, err)
+	}
+	bin := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{programName, "httpget"} {
+		if err := os.Symlink(self, filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			r := newReceiver(t)
+			env := map[string]string{
+				"PATH":     bin + string(filepath.ListSeparator) + os.Getenv("PATH"),
+				"LISTEN":   freeAddress(t),
+				"RECEIVER": r.URL, "SECRET": secret,
+				"NO_COLOR": "1", "USER": "tester",
+			}
+			if database != nil {
+				env["DATABASE_URL"] = database(t)
+			}
+			testscript.Run(t, testscript.Params{
+				Files: []string{file}, RequireExplicitExec: true, RequireUniqueNames: true,
+				Setup: func(e *testscript.Env) error {
+					for name, value := range env {
+						e.Setenv(name, value)
+					}
+					return nil
+				},
+				Cmds: map[string]func(*testscript.TestScript, bool, []string){
+					"exits": cmdExits, "eventually": cmdEventually, "sql": cmdSQL, "fails": r.cmdFails, "received": r.cmdReceived,
+				},
+			})
+		})
+	}
+}
+
+// freeAddress is one that nobody listens on.
+func freeAddress(t testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// cmdExits runs a command and checks its exit code: exits 3 cdc-dispatcher validate.
+func cmdExits(ts *testscript.TestScript, neg bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	if neg || err != nil || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE command args…")
+	}
+	if got := exitCode(ts, ts.Exec(args[1], args[2:]...)); got != want {
+		ts.Fatalf("exit code %d, want %d\n%s%s", got, want, ts.ReadFile("stdout"), ts.ReadFile("stderr"))
+	}
+}
+
+func exitCode(ts *testscript.TestScript, err error) int {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	ts.Fatalf("%v", err)
+	return -1
+}
+
+// cmdEventually runs a command again and again until its output matches:
+// eventually SUCCEEDED cdc-dispatcher deliveries list.
+func cmdEventually(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: eventually PATTERN command args…")
+	}
+	want, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := ts.Exec(args[1], args[2:]...)
+		output := ts.ReadFile("stdout") + ts.ReadFile("stderr")
+		if want.MatchString(output) {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("no match for %s within a minute; last (%v):\n%s", want, err, output)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+}
+
+// cmdSQL runs one statement in the script's database.
+func cmdSQL(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: sql STATEMENT")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, ts.Getenv("DATABASE_URL"))
+	ts.Check(err)
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, args[0])
+	ts.Check(err)
+}
+
+// receiver takes webhooks and checks their signatures.
+type receiver struct {
+	*httptest.Server
+	mu     sync.Mutex
+	status int
+	bodies []string
+	bad    []string
+}
+
+func newReceiver(t testing.TB) *receiver {
+	r := &receiver{status: http.StatusNoContent}
+	released := make(chan struct{})
+	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path == "/hang" {
+			select {
+			case <-req.Context().Done():
+			case <-released:
+			}
+			return
+		}
+		body, err := io.ReadAll(req.Body)
+		if err == nil {
+			err = webhook.Verify(req.Header, body, time.Now(), secret)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if err != nil {
+			r.bad = append(r.bad, err.Error())
+		}
+		r.bodies = append(r.bodies, string(body))
+		w.WriteHeader(r.status)
+	}))
+	t.Cleanup(func() {
+		close(released)
+		r.Close()
+	})
+	return r
+}
+
+// cmdFails makes the receiver answer with a status: fails 503, or fails 0 to end that.
+func (r *receiver) cmdFails(ts *testscript.TestScript, neg bool, args []string) {
+	status, err := strconv.Atoi(args[0])
+	if neg || err != nil {
+		ts.Fatalf("usage: fails STATUS")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status = status; status == 0 {
+		r.status = http.StatusNoContent
+	}
+}
+
+// cmdReceived waits until a body that matches has arrived, every one so far rightly
+// signed.
+func (r *receiver) cmdReceived(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: received PATTERN")
+	}
+	want, err := regexp.Compile(args[0])
+	ts.Check(err)
+	deadline := time.Now().Add(time.Minute)
+	for {
+		r.mu.Lock()
+		bodies, bad := strings.Join(r.bodies, "\n"), strings.Join(r.bad, "\n")
+		r.mu.Unlock()
+		switch {
+		case bad != "":
+			ts.Fatalf("a request was not as it should be: %s", bad)
+		case want.MatchString(bodies):
+			return
+		case time.Now().After(deadline):
+			ts.Fatalf("no match for %s within a minute:\n%s", want, bodies)
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+}
