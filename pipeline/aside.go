@@ -52,6 +52,14 @@ func (a *aside) put(id string, now time.Time) bool {
 	return true
 }
 
+// known says that the event was set aside before.
+func (a *aside) known(id string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, ok := a.held[id]
+	return ok
+}
+
 // skip lists the events that are still to be left out.
 func (a *aside) skip(now time.Time) []string {
 	a.mu.Lock()

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -19,11 +20,15 @@ const (
 )
 
 const (
-	// statementTimeout bounds the first try of a statement, so that a dead
-	// connection or a lock does not hold a loop for good; each further try has twice as
-	// long, up to statementTimeoutMost.
-	statementTimeout     = 10 * time.Second
-	statementTimeoutMost = 4 * time.Minute
+	// statementTimeout bounds a small statement, so that a dead connection or a lock
+	// does not hold a loop for good.
+	statementTimeout = 10 * time.Second
+	// fanOutTimeout bounds the first try of a fan-out, which takes milliseconds; each
+	// further try of the same events has twice as long, up to fanOutTimeoutMost.
+	fanOutTimeout     = 5 * time.Second
+	fanOutTimeoutMost = 4 * time.Minute
+	// pollPatience is after how many failures on end the poller's events are left alone.
+	pollPatience = splitAfter + splitsOnEnd
 )
 
 // fanOut turns routed events into delivery rows. It is the one code path for
@@ -59,10 +64,15 @@ type settler interface {
 	Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error)
 }
 
+// errLeftAlone says that the poller's events were given up for now: they are
+// undelivered in their table, and the next look finds them, together with newer ones.
+var errLeftAlone = errors.New("fan-out keeps failing, the events are looked for again")
+
 // deliver fans the events out. It returns nil when each has its delivery rows, or
-// has been set aside for the poller; until then it tries again. It gives up only when run
-// ends, and lets the statement in flight finish until work ends. position goes
-// with the last statement.
+// has been set aside for the poller. Events of the log are tried until then; those of the
+// poller are left alone after a few failures on end (errLeftAlone). When run ends, the
+// statement in flight may finish until work ends, and deliver gives up. position goes with the
+// last statement.
 func (f *fanOut) deliver(run, work context.Context, events []routed, via string, position cdc.Position) error {
 	todo := worklist{parts: []part{{events: events}}}
 	wait := pause{base: 100 * time.Millisecond, cap: 5 * time.Second}
@@ -85,7 +95,7 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 		case rejected:
 			todo.split(p)
 			continue
-		case run.Err() != nil:
+		case ended(run):
 			return err
 		}
 		f.failed(&p, err, via)
@@ -94,6 +104,9 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 			continue
 		}
 		todo.again(p)
+		if via == viaPoll && (wait.n >= pollPatience || todo.onlyStuck() && p.tries > 1) {
+			return errLeftAlone
+		}
 		if !sleep(run, wait.next()) {
 			return run.Err()
 		}
@@ -118,14 +131,17 @@ func (f *fanOut) troubleOf(via string) *trouble {
 }
 
 // hopeless says that a single event fails for a reason of its own, such as a lock
-// that a session holds on its row, and that the poller has it in sight. One that it has
-// not is never given up: its row may be gone, and the log be its only record.
+// that a session holds on its row. An event of the log is given up only if the poller has
+// it in sight: otherwise its row may be gone, and the log be its only record.
 func (f *fanOut) hopeless(p *part) bool {
-	if len(p.events) > 1 || p.suspect < suspectAfter {
+	if len(p.events) > 1 {
 		return false
 	}
 	fan := &p.events[0].fan
-	return !fan.FromLog || f.inSight(fan.Event.ID)
+	if !fan.FromLog {
+		return p.suspect >= 1
+	}
+	return p.suspect >= suspectAfter && f.inSight(fan.Event.ID)
 }
 
 // attempt runs one statement. Leases are asked for on the first try only: a
@@ -137,7 +153,7 @@ func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc
 		batch.Fans[i] = p.events[i].fan
 	}
 	reserved := f.reserve(p, batch.Fans)
-	ctx, cancel := context.WithTimeout(work, timeoutOfTry(p.failures))
+	ctx, cancel := context.WithTimeout(work, timeoutOfTry(p.tries))
 	defer cancel()
 	begun := time.Now()
 	result, err := f.store.FanOut(ctx, batch)
@@ -155,8 +171,8 @@ func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc
 	return nil
 }
 
-func timeoutOfTry(failures int) time.Duration {
-	return min(statementTimeout<<min(failures, 10), statementTimeoutMost)
+func timeoutOfTry(earlier int) time.Duration {
+	return min(fanOutTimeout<<min(earlier, 10), fanOutTimeoutMost)
 }
 
 func (f *fanOut) succeeded(at time.Time) {

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -231,7 +233,7 @@ func TestFanOutSetsAsideWhatIsRefusedInEveryForm(t *testing.T) {
 
 // trickle keeps fanning out single events, as the poller does beside the log.
 func (b *fanBench) trickle(ctx context.Context, t *testing.T) {
-	events := b.eventsOf(t, "other", 500)
+	events := b.eventsOf(t, "other", 200)
 	go func() {
 		for i := range events {
 			if !sleep(ctx, 10*time.Second) || b.fanOut.deliver(ctx, ctx, events[i:i+1], viaPoll, "") != nil {
@@ -378,6 +380,63 @@ func TestFanOutStopsTryingWhenThePipelineStops(t *testing.T) {
 		}
 		b.balanced(t)
 	})
+}
+
+// Whatever mixture of bad events a batch holds, delivering it comes to an end, and
+// every good event has its delivery.
+func TestFanOutAnyMixtureOfBadEvents(t *testing.T) {
+	for seed := range uint64(40) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newFanBench(t, map[string]int{"a": 5}, on("a", []string{"*"}, ""))
+			r := rand.New(rand.NewPCG(seed, 1))
+			events := b.eventsOf(t, "x", 1+r.IntN(40))
+			var mu sync.Mutex // of r, once two paths use it
+			locked, bad := map[string]bool{}, 0
+			for i := range events {
+				id := events[i].fan.Event.ID
+				switch r.IntN(12) {
+				case 0:
+					b.store.refused[id] = true
+				case 1:
+					b.store.hopeless[id] = true
+				case 2:
+					locked[id] = true
+				default:
+					continue
+				}
+				bad++
+			}
+			b.store.gate = func(ctx context.Context, _ string, ids []string) error {
+				if slices.ContainsFunc(ids, func(id string) bool { return locked[id] }) {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if r.IntN(20) == 0 {
+					return errAway
+				}
+				return nil
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			b.trickle(ctx, t)
+			b.deliver(t, events)
+			cancel()
+			synctest.Wait()
+			good := 0
+			for i := range events {
+				if _, ok := b.store.keys[events[i].fan.Event.ID+"\x00a"]; ok {
+					good++
+				}
+			}
+			if good+bad != len(events) || b.obs.count(CountSetAside)+len(b.store.quarantine) != bad {
+				t.Errorf("seed %d: %d of %d good events delivered, %d set aside, %d quarantined of %d bad",
+					seed, good, len(events)-bad, b.obs.count(CountSetAside), len(b.store.quarantine), bad)
+			}
+			b.balanced(t)
+		})
+	}
 }
 
 func TestAsideWaitsLongerEachTime(t *testing.T) {

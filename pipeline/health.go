@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -164,8 +165,12 @@ func (p *Pipeline) addLog(h *Health) {
 	if state.reading == notReading && readingOf(status.Mode) != notReading {
 		h.Mode = cdc.ModeConnecting
 	}
-	if state.err != nil {
+	switch {
+	case state.err != nil:
 		h.LogTrouble = Trouble{Since: state.since, Err: state.err}
+	case state.reading == notReading && status.Detail != "":
+		// The source tries again by itself, and says why.
+		h.LogTrouble = Trouble{Since: state.since, Err: errors.New(status.Detail)}
 	}
 	for i, t := range p.stream.troubles {
 		if name, _ := p.stream.triggers[i].label(); t.export().Present() && name != fanOutName {

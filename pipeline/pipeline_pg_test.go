@@ -135,6 +135,34 @@ func TestFanOutBlockedByALockGoesOnAfterIt(t *testing.T) {
 	})
 }
 
+// A session that holds the lock of one event row holds up that event only.
+func TestLockedEventRowHoldsUpNothingElse(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major, on("a", "*"))
+		locked := w.insert("x", 1)[0]
+		tx, err := w.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.WithoutCancel(t.Context())) //nolint:errcheck // done before, when all went well
+		if _, err := tx.Exec(t.Context(), `SELECT FROM eventlog.events WHERE id = $1 FOR UPDATE`, locked); err != nil {
+			t.Fatal(err)
+		}
+		w.start("one").streaming(w)
+		w.insert("x", 300)
+		testdb.WaitFor(t, "the other events are handled", func() bool {
+			return w.count(`SELECT count(*) FROM eventlog.event_notifications WHERE state = 'SUCCEEDED'`) == 300
+		})
+		if len(w.states(locked)) != 0 {
+			t.Error("the locked event has a delivery")
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.settled()
+	})
+}
+
 const refuse = `
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 	IF %s THEN RAISE EXCEPTION 'not this one'; END IF; RETURN NEW; END $$;
@@ -378,6 +406,26 @@ func TestTwoPipelinesOnOneDatabase(t *testing.T) {
 		w.settled()
 		if two.obs.viaLog.Load() == before {
 			t.Error("the second reads nothing by the log after it took over")
+		}
+	})
+}
+
+// Deploys under load: each process stops softly and the next one takes over.
+// Nothing is lost, and nothing runs twice.
+func TestSoftStopsUnderLoadLoseAndRepeatNothing(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major, on("a", "*"), on("b", "order.*"))
+		stop := w.writing(false)
+		for i := range 4 {
+			p := w.start(fmt.Sprint("life-", i))
+			testdb.WaitFor(t, "work to do", func() bool { return p.obs.viaLog.Load() > 200 })
+			p.stop()
+		}
+		stop()
+		w.start("last")
+		report := w.settled()
+		if report.Starts != report.Deliveries {
+			t.Errorf("%d starts of %d deliveries", report.Starts, report.Deliveries)
 		}
 	})
 }

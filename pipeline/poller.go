@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -136,6 +137,8 @@ func (p *poller) run(run, work context.Context) error {
 		switch err := act(run, work, v); {
 		case ended(run):
 			return nil
+		case errors.Is(err, errLeftAlone):
+			notBefore = time.Now().Add(wait.next()) // fan-out has told of it
 		case err != nil:
 			p.obs.Count(CountPollError, "", 1)
 			p.trouble.failed(err)
@@ -250,11 +253,17 @@ func (p *poller) look(run, work context.Context, v view) (full, all bool, err er
 	p.looked(now, found, full)
 	p.resize(found, full)
 	ripe := p.ripe(found, v.grace, now)
-	routed := p.route(ripe, now)
-	if len(routed) > 0 {
-		p.obs.Captured(viaPoll, len(routed), 0)
-		p.obs.Count(v.reason, "", len(routed))
-		if err := p.fanOut.deliver(run, work, routed, viaPoll, ""); err != nil {
+	events, suspects := p.route(ripe, now)
+	if n := len(events) + len(suspects); n > 0 {
+		p.obs.Captured(viaPoll, n, 0)
+		p.obs.Count(v.reason, "", n)
+	}
+	for _, batch := range [...][]routed{events, suspects} {
+		if len(batch) == 0 {
+			continue
+		}
+		if err := p.fanOut.deliver(run, work, batch, viaPoll, ""); err != nil {
+			p.taken = nil // it is no wonder if they come back
 			return false, false, err
 		}
 	}
@@ -325,23 +334,28 @@ func (p *poller) ripe(found []event.Event, grace time.Duration, now time.Time) [
 	return ripe
 }
 
-// route finds the targets. An event that was taken by the look before and is
-// still there, or that nobody takes although the store brings it, would fill
-// every look to come: it is set aside for a while.
-func (p *poller) route(ripe []event.Event, now time.Time) []routed {
+// route finds the targets. Events that were set aside before come apart from the
+// others, so that they hold nothing up if they fail again. An event that was taken by the
+// look before and is still there, or that nobody takes although the store brings it,
+// would fill every look to come: it is set aside for a while.
+func (p *poller) route(ripe []event.Event, now time.Time) (events, suspects []routed) {
 	taken := make(map[string]struct{}, len(ripe))
-	var out []routed
 	for _, ev := range ripe {
 		r, ok := p.router.route(ev)
-		if _, again := p.taken[ev.ID]; again || !ok {
+		_, again := p.taken[ev.ID]
+		switch {
+		case again || !ok:
 			p.setAside(ev, now)
 			continue
+		case p.aside.known(ev.ID):
+			suspects = append(suspects, r)
+		default:
+			events = append(events, r)
 		}
 		taken[ev.ID] = struct{}{}
-		out = append(out, r)
 	}
 	p.taken = taken
-	return out
+	return events, suspects
 }
 
 func (p *poller) setAside(ev event.Event, now time.Time) {

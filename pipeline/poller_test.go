@@ -280,12 +280,63 @@ func TestQ27_UndeliverableEventsDoNotStarveTheOthers(t *testing.T) {
 		b.insert("z-good", "x", 100)
 		b.launch(t)
 		elapse(30 * time.Second)
-		if n := len(b.store.keys); n != 100 {
+		if n := b.store.deliveries(); n != 100 {
 			t.Errorf("%d of the good events have a delivery", n)
 		}
 		if n := b.store.undelivered(); n != 400 {
 			t.Errorf("%d undelivered", n)
 		}
+	})
+}
+
+// Reading works and writing does not: a full disk, a server in recovery.
+func TestPollerWaitsWhileNothingCanBeWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, false, PollerConfig{})
+		back := time.Now().Add(20 * time.Minute)
+		b.store.gate = func(_ context.Context, op string, _ []string) error {
+			if op == "fanout" && time.Now().Before(back) {
+				return errAway
+			}
+			return nil
+		}
+		b.insert("e", "x", 300)
+		b.launch(t)
+		elapse(time.Until(back) + 15*time.Second)
+		b.ledger(t, 300)
+		if b.aside.size(time.Now()) != 0 {
+			t.Error("good events are set aside")
+		}
+		if b.book.lines("what the poller found failed") != 1 || b.book.lines("what the poller found recovered") != 1 || b.book.lines("undelivered events failed") != 0 {
+			t.Errorf("log:\n%s", b.book)
+		}
+	})
+}
+
+// A locked row is all that there is at first: it must not hold the poller itself.
+func TestPollerIsNotHeldByALockedRow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, false, PollerConfig{})
+		free := time.Now().Add(30 * time.Minute)
+		b.store.gate = func(ctx context.Context, _ string, ids []string) error {
+			if slices.Contains(ids, "locked-0000") && time.Now().Before(free) {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		b.insert("locked", "x", 1)
+		b.launch(t)
+		elapse(10 * time.Minute)
+		for i := range 10 {
+			b.insert(fmt.Sprintf("e%d", i), "x", 2)
+			elapse(time.Minute)
+		}
+		if n := b.store.deliveries(); n != 20 {
+			t.Errorf("%d of 20 good events have a delivery", n)
+		}
+		elapse(90 * time.Minute)
+		b.ledger(t, 21)
 	})
 }
 
@@ -311,8 +362,8 @@ func TestA54_UnsubscribedEventsWaitAndDoNotStarve(t *testing.T) {
 		b.insert("e", "x", 5)
 		b.launch(t)
 		elapse(10 * time.Second)
-		if len(b.store.keys) != 5 || b.store.undelivered() != 100 {
-			t.Errorf("%d deliveries, %d undelivered", len(b.store.keys), b.store.undelivered())
+		if b.store.deliveries() != 5 || b.store.undelivered() != 100 {
+			t.Errorf("%d deliveries, %d undelivered", b.store.deliveries(), b.store.undelivered())
 		}
 	})
 }

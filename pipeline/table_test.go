@@ -79,6 +79,13 @@ func (s *pipelineStore) undelivered() int {
 	return n
 }
 
+// deliveries counts the delivery rows.
+func (s *pipelineStore) deliveries() int {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	return len(s.keys)
+}
+
 func (s *pipelineStore) note(op string) {
 	s.tmu.Lock()
 	defer s.tmu.Unlock()

@@ -5,17 +5,22 @@ import "github.com/google/uuid"
 const (
 	// splitAfter is how often a batch fails, for a reason that is not known to lie in
 	// its data, before it is tried in halves.
-	splitAfter = 3
-	// suspectAfter is how often a single event fails with others succeeding in
-	// between, before the reason is taken to lie in the event.
+	splitAfter = 2
+	// splitsOnEnd bounds the splits without any success in between. It is enough to get
+	// from the largest batch down to one event; more would only take a batch to
+	// pieces because the database is away.
+	splitsOnEnd = 12
+	// suspectAfter is how often a single event of the log fails with others succeeding
+	// in between, before the reason is taken to lie in the event.
 	suspectAfter = 2
 )
 
 // part is a batch, or what halving left of one.
 type part struct {
 	events []routed
-	// failures counts failed tries for a reason that may lie in the database.
-	failures int
+	// failures counts failed tries for a reason that may lie in the database, tries
+	// those of exactly these events.
+	failures, tries int
 	// oks is the count of successful statements at the last failure, suspect how
 	// often it had grown since the failure before.
 	oks, suspect int
@@ -35,6 +40,7 @@ func (p *part) failed(oks int) {
 		p.suspect++
 	}
 	p.failures++
+	p.tries++
 	p.oks = oks
 }
 
@@ -45,6 +51,7 @@ func (p *part) failed(oks int) {
 type worklist struct {
 	parts, stuck []part
 	turn         bool // a stuck event is next
+	splits       int  // since the last success
 }
 
 func (w *worklist) empty() bool { return len(w.parts)+len(w.stuck) == 0 }
@@ -62,7 +69,10 @@ func (w *worklist) next() part {
 }
 
 // succeeded gives a stuck event its turn.
-func (w *worklist) succeeded() { w.turn = true }
+func (w *worklist) succeeded() { w.turn, w.splits = true, 0 }
+
+// onlyStuck says that nothing is left but single events that fail.
+func (w *worklist) onlyStuck() bool { return len(w.parts) == 0 && len(w.stuck) > 0 }
 
 // split puts the halves of a part back. Both inherit its failures but for the
 // last, so that the next one splits again: the search for one bad event is quick.
@@ -80,9 +90,12 @@ func (w *worklist) again(p part) {
 	switch {
 	case len(p.events) == 1:
 		w.stuck = append(w.stuck, p)
-	case p.failures >= splitAfter:
+	case p.failures < splitAfter:
+		w.parts = append([]part{p}, w.parts...)
+	case w.splits < splitsOnEnd:
+		w.splits++
 		w.split(p)
 	default:
-		w.parts = append([]part{p}, w.parts...)
+		w.parts = append(w.parts, p) // the others first
 	}
 }
