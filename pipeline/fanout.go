@@ -23,9 +23,12 @@ const (
 	// statementTimeout bounds a small statement, so that a dead connection or a lock
 	// does not hold a loop for good.
 	statementTimeout = 10 * time.Second
-	// fanOutTimeout bounds the first try of a fan-out, which takes milliseconds; each
-	// further try of the same events has twice as long, up to fanOutTimeoutMost.
+	// fanOutTimeout bounds the first try of a fan-out, which takes milliseconds, and
+	// partTimeout that of a part of one that has failed: the search for a locked row should
+	// be quick. Each further try of the same events has twice as long, up to
+	// fanOutTimeoutMost, so that a slow database gets there in the end.
 	fanOutTimeout     = 5 * time.Second
+	partTimeout       = time.Second
 	fanOutTimeoutMost = 4 * time.Minute
 	// pollPatience is after how many failures on end the poller's events are left alone.
 	pollPatience = splitAfter + splitsOnEnd
@@ -46,6 +49,8 @@ type fanOut struct {
 	source     string
 	lease      delivery.Lease // without a token: each statement draws its own
 	aside      *aside
+	// timeout and partTimeout are the constants, but for tests.
+	timeout, partTimeout time.Duration
 	// inSight says that the poller has seen the event undelivered in its table.
 	inSight func(id string) bool
 	log     *slog.Logger
@@ -153,7 +158,7 @@ func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc
 		batch.Fans[i] = p.events[i].fan
 	}
 	reserved := f.reserve(p, batch.Fans)
-	ctx, cancel := context.WithTimeout(work, timeoutOfTry(p.tries))
+	ctx, cancel := context.WithTimeout(work, f.timeoutOf(p))
 	defer cancel()
 	begun := time.Now()
 	result, err := f.store.FanOut(ctx, batch)
@@ -171,8 +176,12 @@ func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc
 	return nil
 }
 
-func timeoutOfTry(earlier int) time.Duration {
-	return min(fanOutTimeout<<min(earlier, 10), fanOutTimeoutMost)
+func (f *fanOut) timeoutOf(p *part) time.Duration {
+	first := f.timeout
+	if p.failures > p.tries {
+		first = f.partTimeout
+	}
+	return min(first<<min(p.tries, 10), fanOutTimeoutMost)
 }
 
 func (f *fanOut) succeeded(at time.Time) {

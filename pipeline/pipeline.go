@@ -147,8 +147,8 @@ func newFanOut(p *plan, slots slots) *fanOut {
 	return &fanOut{
 		store: p.Store, deliveries: p.Store, slots: slots, source: p.Source,
 		lease: delivery.Lease{Owner: p.Owner, For: p.Lease},
-		aside: &aside{},
-		log:   p.Logger, obs: p.Observer, warn: seldom{every: warnEvery},
+		aside: &aside{}, timeout: fanOutTimeout, partTimeout: partTimeout,
+		log: p.Logger, obs: p.Observer, warn: seldom{every: warnEvery},
 		viaLog:  newTrouble(p.Logger, "fan-out"),
 		viaPoll: newTrouble(p.Logger, "fan-out of what the poller found"),
 	}

@@ -41,6 +41,8 @@ type world struct {
 	handlers  []pipeline.Handler
 	recorders []*ledger.Recorder
 	faults    []ledger.Fault
+	// hurry shortens the timeouts of fan-out, see HurryFanOut.
+	hurry time.Duration
 }
 
 func newWorld(t *testing.T, major int, handlers ...pipeline.Handler) *world {
@@ -174,6 +176,9 @@ func (w *world) start(name string, options ...option) *process {
 	}
 	if p.Pipeline, err = pipeline.New(c); err != nil {
 		w.t.Fatal(err)
+	}
+	if w.hurry > 0 {
+		p.HurryFanOut(w.hurry)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	done := make(chan error, 1)
