@@ -195,11 +195,10 @@ func claimWithoutRegistry(s *suite) {
 
 func busyHandler(s *suite) {
 	var rows []Row
-	for i := range 10_000 {
-		r := pending(i, "busy")
-		rows = append(rows, r)
+	for i := range 1000 {
+		rows = append(rows, pending(i, "busy"))
 	}
-	free := pending(10_001, "free")
+	free := pending(1001, "free")
 	free.NextRetryAt = noon
 	s.put(append(rows, free)...)
 	result := s.claim(claimOf("free", 5), claimOf("busy", 2))

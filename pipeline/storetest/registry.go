@@ -136,18 +136,18 @@ func unblock(s *suite) {
 
 func blockMany(s *suite) {
 	var rows []Row
-	for i := range 3000 {
+	for i := range 2200 {
 		rows = append(rows, pending(i, fmt.Sprint("gone-", i%40)))
 	}
 	s.put(rows...)
 	s.sync("one", delivery.Handler{Name: "gone-7"})
-	s.equal("blocked", 3000-75, s.block(time.Minute))
+	s.equal("blocked", 2200-55, s.block(time.Minute))
 	var names []string
 	for i := range 40 {
 		names = append(names, fmt.Sprint("gone-", i))
 	}
 	n, err := s.Store.Unblock(s.Context(), names)
-	if err != nil || n != 3000-75 {
+	if err != nil || n != 2200-55 {
 		s.Errorf("unblocked %d, %v", n, err)
 	}
 }

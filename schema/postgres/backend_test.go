@@ -139,8 +139,8 @@ func modes() []poolMode {
 	return []poolMode{
 		{"default", pgx.QueryExecModeCacheStatement, []string{"eventlog", "custom", "debezium"}},
 		// What poolers in transaction mode ask for.
-		{"simple", pgx.QueryExecModeSimpleProtocol, []string{"eventlog", "debezium"}},
-		{"exec", pgx.QueryExecModeExec, []string{"eventlog"}},
+		{"simple", pgx.QueryExecModeSimpleProtocol, []string{"eventlog"}},
+		{"exec", pgx.QueryExecModeExec, []string{"debezium"}},
 	}
 }
 

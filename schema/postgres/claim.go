@@ -27,7 +27,7 @@ import (
 // one is the largest scan; the outer one decides how far the inner one gets.
 const claimSQL = `
 WITH clock AS MATERIALIZED (
-    SELECT {now} AS now
+    SELECT {now} AS now, {durable} AS durable
 ), want AS MATERIALIZED (
     SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
         AS w (n, stored, room, scan, window_us, max_claims)

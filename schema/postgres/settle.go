@@ -148,7 +148,7 @@ UPDATE {deliveries} AS d SET
     next_retry_at = c.now + $3::bigint * interval '1 microsecond',
     updated_date = c.now
 FROM unnest($1::text[], $2::text[]) AS l (id, token)
-CROSS JOIN (SELECT {now} AS now) AS c
+CROSS JOIN (SELECT {now} AS now, {durable} AS durable OFFSET 0) AS c
 WHERE d.id = l.id::uuid AND d.lease_token = l.token::uuid AND d.state IN ('PENDING', 'FAILED')
 RETURNING d.id`
 

@@ -95,6 +95,7 @@ func render(schemaName, now string) statements {
 	in := func(table string) string { return pgx.Identifier{schemaName, table}.Sanitize() }
 	x := strings.NewReplacer(
 		"{now}", now,
+		"{durable}", durableSQL,
 		"{deliveries}", in("event_notifications"),
 		"{attempts}", in("event_notification_attempts"),
 		"{handlers}", in("handlers"),
