@@ -101,6 +101,9 @@ type reader struct {
 	held    chan struct{} // not nil: the consumer waits for its close
 	limit   int           // the consumer stops for good after so many rows; 0 means never
 	noAck   bool
+	lag     int // acknowledge a transaction only after so many more came
+	queue   []cdc.Transaction
+	durable map[string]int // ids of transactions that were acknowledged
 	runErr  error
 	ended   bool
 }
@@ -108,7 +111,7 @@ type reader struct {
 // start runs a reader until the test ends or stop is called.
 func start(t *testing.T, cfg Config, options ...func(*reader)) *reader {
 	t.Helper()
-	r := &reader{t: t, log: new(logBuffer), out: make(chan cdc.Transaction), counts: map[string]int{}}
+	r := &reader{t: t, log: new(logBuffer), out: make(chan cdc.Transaction), counts: map[string]int{}, durable: map[string]int{}}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
@@ -193,9 +196,14 @@ func (r *reader) account(tx cdc.Transaction) {
 	}
 	if tx.Position != "" {
 		r.last = tx.Position
-		if !r.noAck {
-			r.src.Ack(tx.Position)
+	}
+	r.queue = append(r.queue, tx)
+	for !r.noAck && len(r.queue) > r.lag {
+		for _, record := range r.queue[0].Records {
+			r.durable[text(record, "id")]++
 		}
+		r.src.Ack(r.queue[0].Position)
+		r.queue = r.queue[1:]
 	}
 	tx.Records = nil
 	r.txs = append(r.txs, tx)

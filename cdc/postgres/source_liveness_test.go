@@ -418,3 +418,33 @@ func TestB21_SessionLimitsDoNotEndTheStream(t *testing.T) {
 		r.waitFor(10)
 	})
 }
+
+// TestSlowWireTearsNoMessage: the read deadline, which is the clock of the
+// feedback, passes several times in the middle of one message.
+func TestSlowWireTearsNoMessage(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		senderTimeout(db, "2s")
+		proxy := faultproxy.New(t, fmt.Sprintf("%s:%d", db.Server().Host(), db.Server().Port()))
+		cfg := testConfig(db)
+		cfg.DSN = onHost(t, cfg.DSN, proxy.Addr())
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		proxy.Delay(20 * time.Millisecond)
+		db.Exec("INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 200000) FROM generate_series(1, 2) i")
+		db.Exec(insertEvents, 3, 13)
+		r.waitFor(12)
+		for _, id := range []string{"1", "2"} {
+			if got := text(r.byID()[id], "payload"); len(got) != 32*200000 || got[:32] != got[len(got)-32:] {
+				t.Errorf("payload %s has %d bytes", id, len(got))
+			}
+		}
+		if n := r.src.Status().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+		proxy.Delay(0)
+		proxy.Stall()
+		db.Exec(insertEvents, 13, 23)
+		proxy.Resume()
+		r.waitFor(22)
+	})
+}
