@@ -81,13 +81,16 @@ var errLeftAlone = errors.New("fan-out keeps failing, the events are looked for 
 func (f *fanOut) deliver(run, work context.Context, events []routed, via string, position cdc.Position) error {
 	todo := worklist{parts: []part{{events: events}}}
 	wait := pause{base: 100 * time.Millisecond, cap: 5 * time.Second}
+	// unsure are the leases of tries that failed: they may have committed nevertheless.
+	var unsure []leasedTarget
 	for !todo.empty() {
 		p := todo.next()
 		at := position
 		if !todo.empty() {
 			at = ""
 		}
-		err := f.attempt(work, &p, via, at)
+		leased, err := f.attempt(work, &p, via, at)
+		unsure = append(unsure, leased...)
 		rejected := err != nil && f.store.Rejected(err)
 		if rejected && len(p.events) == 1 {
 			rejected, err = false, f.quarantine(work, p.events[0], err)
@@ -96,6 +99,8 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 		case err == nil:
 			todo.succeeded()
 			wait.reset()
+			f.giveBack(work, unsure)
+			unsure = nil
 			continue
 		case rejected:
 			todo.split(p)
@@ -150,8 +155,9 @@ func (f *fanOut) hopeless(p *part) bool {
 }
 
 // attempt runs one statement. Leases are asked for on the first try only: a
-// worker slot must not stand idle while a broken database is waited for.
-func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc.Position) error {
+// worker slot must not stand idle while a broken database is waited for. With an error
+// it returns the leases that the statement has taken if it committed after all.
+func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc.Position) (unsure []leasedTarget, err error) {
 	batch := delivery.FanOut{Source: f.source, Position: position, Lease: f.lease, Fans: make([]delivery.Fan, len(p.events))}
 	batch.Lease.Token = uuid.New()
 	for i := range p.events {
@@ -164,16 +170,12 @@ func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc
 	result, err := f.store.FanOut(ctx, batch)
 	if err != nil {
 		f.release(reserved)
-		if !f.store.Rejected(err) {
-			p.unsure = append(p.unsure, leasedTargets(&batch)...)
-		}
-		return err
+		return leasedTargets(&batch), err
 	}
 	f.succeeded(begun)
 	f.handOver(p, &batch, &result, reserved, begun)
-	f.giveBack(work, p.unsure)
 	f.report(&batch, &result, via, time.Since(begun))
-	return nil
+	return nil, nil
 }
 
 func (f *fanOut) timeoutOf(p *part) time.Duration {
@@ -261,6 +263,12 @@ func (f *fanOut) handOver(p *part, batch *delivery.FanOut, result *delivery.FanO
 	}
 }
 
+// leasedTarget is a delivery that was to be created leased.
+type leasedTarget struct {
+	id, token uuid.UUID
+	handler   string
+}
+
 func leasedTargets(batch *delivery.FanOut) []leasedTarget {
 	var leased []leasedTarget
 	for i := range batch.Fans {
@@ -334,7 +342,9 @@ func (f *fanOut) report(batch *delivery.FanOut, result *delivery.FanOutResult, v
 }
 
 // quarantine puts a reduced BLOCKED delivery in the place of an event that the
-// database refuses. The error it returns is of the database, not of the event.
+// database refuses. The error it returns is of the database, not of the event. An event that
+// is refused in that form too, and whose row is gone from its table, has only the
+// line in the log left.
 func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
 	ctx, cancel := context.WithTimeout(work, statementTimeout)
 	defer cancel()

@@ -12,8 +12,9 @@ import (
 
 // channelLength is how many transactions wait between the source and the
 // collector: enough to hand over without a switch for each, few enough that
-// memory is bounded by the batches.
-const channelLength = 64
+// memory is bounded by the batches. Each may be a part of a large transaction, which
+// has some megabytes.
+const channelLength = 4
 
 // stream takes transactions from the source, batches them, hands each batch to
 // the triggers, and acknowledges it once all of them have dealt with it.

@@ -1,7 +1,5 @@
 package pipeline
 
-import "github.com/google/uuid"
-
 const (
 	// splitAfter is how often a batch fails, for a reason that is not known to lie in
 	// its data, before it is tried in halves.
@@ -24,14 +22,6 @@ type part struct {
 	// oks is the count of successful statements at the last failure, suspect how
 	// often it had grown since the failure before.
 	oks, suspect int
-	// unsure are leases of tries whose end is not known: the statement may have
-	// committed before the connection broke.
-	unsure []leasedTarget
-}
-
-type leasedTarget struct {
-	id, token uuid.UUID
-	handler   string
 }
 
 // failed notes a failure, oks being how many statements have succeeded so far.
@@ -80,7 +70,7 @@ func (w *worklist) split(p part) {
 	failures := min(p.failures, splitAfter-1)
 	mid := len(p.events) / 2
 	w.parts = append([]part{
-		{events: p.events[:mid], failures: failures, unsure: p.unsure},
+		{events: p.events[:mid], failures: failures},
 		{events: p.events[mid:], failures: failures},
 	}, w.parts...)
 }
