@@ -67,8 +67,8 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 	done
 
 .PHONY: soak
-soak: servers ## the long variants of the guarantee tests, SOAK (1h) each
-	@SOAK=$(SOAK) scripts/test.sh -race -count=1 -timeout=0 -p=1 -v -run='$(or $(RUN),.)' ./test/integration/...
+soak: servers ## the guarantee tests at full size; RUN picks some, SOAK says for how long (1h)
+	@SOAK=$(SOAK) scripts/test.sh -race -count=1 -timeout=0 -p=1 -v $(if $(RUN),-run='$(RUN)') ./test/integration/... ./cdc/postgres/...
 
 .PHONY: cover
 cover: servers ## test coverage, dist/cover.html

@@ -83,6 +83,7 @@ install_package() {
 mirror() {
 	local codename uri
 	codename=$(os_field VERSION_CODENAME)
+	# shellcheck disable=SC2016 # the fields are apt-get's, not the shell's
 	uri=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
 		awk -v own="$codename" '$3 == "main" && ($2 == own || $2 ~ /^(stable|testing|unstable|sid)$/) { print $1; exit }')
 	case $uri in
