@@ -92,15 +92,15 @@ func TestClaim_FullResultIsFollowedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFakeStore()
 		b := newBench(store, does(succeed))
-		store.add("h", 20_000)
+		store.add("h", 6000)
 		b.launch(t)
 		before := time.Now()
 		synctest.Wait()
-		if got := store.states()[delivery.Succeeded]; got != 20_000 || !time.Now().Equal(before) {
+		if got := store.states()[delivery.Succeeded]; got != 6000 || !time.Now().Equal(before) {
 			t.Errorf("%d succeeded without time passing", got)
 		}
-		if got := store.called("claim"); got > 20_000/maxClaim+20 {
-			t.Errorf("%d claims for 20,000 deliveries", got)
+		if got := store.called("claim"); got > 6000/maxClaim+20 {
+			t.Errorf("%d claims for 6,000 deliveries", got)
 		}
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -166,13 +165,14 @@ func (s *fakeStore) Claim(ctx context.Context, lease delivery.Lease, claims []de
 
 func (s *fakeStore) claim(lease delivery.Lease, c delivery.Claim, result *delivery.ClaimResult) {
 	now := time.Now()
-	rows := slices.SortedFunc(maps.Values(s.rows), func(a, b *fakeRow) int { return a.due.Compare(b.due) })
-	n := 0
-	for _, r := range rows {
-		if n == c.Limit || !slices.Contains(c.Names, r.handler) || !r.state.Open() || r.due.After(now) {
-			continue
+	var due []*fakeRow
+	for _, r := range s.rows {
+		if slices.Contains(c.Names, r.handler) && r.state.Open() && !r.due.After(now) {
+			due = append(due, r)
 		}
-		n++
+	}
+	slices.SortFunc(due, func(a, b *fakeRow) int { return a.due.Compare(b.due) })
+	for _, r := range due[:min(c.Limit, len(due))] {
 		end := delivery.State("")
 		switch {
 		case c.Window > 0 && now.After(r.ev.Date.Add(c.Window)):
