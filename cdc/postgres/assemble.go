@@ -27,6 +27,7 @@ type assembler struct {
 	relations map[uint32]*cdc.Relation
 
 	open       bool
+	xid        uint32 // of the open transaction
 	commitTime time.Time
 	records    []cdc.Record
 	bytes      int
@@ -101,7 +102,7 @@ func (a *assembler) begin(m beginMessage) error {
 		return errNested
 	}
 	a.open, a.inParts, a.damage = true, false, ""
-	a.commitTime = m.commitTime
+	a.commitTime, a.xid = m.commitTime, m.xid
 	return nil
 }
 

@@ -27,6 +27,7 @@ const (
 // beginMessage opens a transaction.
 type beginMessage struct {
 	commitTime time.Time
+	xid        uint32
 }
 
 // commitMessage closes it. end is the end of the commit record: the only
@@ -140,8 +141,7 @@ func decodeWAL(payload []byte) (walData, error) {
 func decodeBegin(body []byte) (beginMessage, error) {
 	c := cursor{rest: body}
 	_ = c.uint64() // start of the commit record
-	m := beginMessage{commitTime: c.time()}
-	_ = c.uint32() // transaction id
+	m := beginMessage{commitTime: c.time(), xid: c.uint32()}
 	return m, c.check("begin")
 }
 

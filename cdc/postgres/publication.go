@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 )
@@ -269,23 +270,44 @@ SELECT oid, root FROM tree WHERE oid <> root`)
 	return roots, nil
 }
 
+// awaitVisible waits until a transaction that is committed in the log is over for
+// every session. It holds its own transaction id locked until then.
+func (c *session) awaitVisible(ctx context.Context, xid uint32) error {
+	for {
+		rows, err := c.query(ctx, fmt.Sprintf(
+			"SELECT FROM pg_locks WHERE locktype = 'transactionid' AND transactionid = '%d'::xid AND granted", xid))
+		if err != nil {
+			return fmt.Errorf("wait for transaction %d: %w", xid, err)
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+		if err := sleep(ctx, visiblePoll); err != nil {
+			return fmt.Errorf("transaction %d is in the log and does not become visible: %w", xid, err)
+		}
+	}
+}
+
+// visiblePoll is how often a transaction that is just ending is looked at.
+const visiblePoll = 10 * time.Millisecond
+
 // rootOf finds the registered table that the table with this OID is now a
-// partition or an inheritance child of.
-func (c *session) rootOf(ctx context.Context, oid uint32, tables []Table) (root Table, found bool, err error) {
+// partition or an inheritance child of. gone says that there is no such table.
+func (c *session) rootOf(ctx context.Context, oid uint32, tables []Table) (root Table, found, gone bool, err error) {
 	rows, err := c.query(ctx, fmt.Sprintf(`
 WITH RECURSIVE up(oid, level) AS (
     SELECT %d::oid, 0 UNION SELECT i.inhparent, up.level + 1 FROM pg_inherits i JOIN up ON i.inhrelid = up.oid)
 SELECT n.nspname, c.relname FROM up JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY up.level`, oid))
 	if err != nil {
-		return Table{}, false, fmt.Errorf("look up table %d: %w", oid, err)
+		return Table{}, false, false, fmt.Errorf("look up table %d: %w", oid, err)
 	}
 	for _, row := range rows {
 		if t := (Table{Schema: row[0], Name: row[1]}); slices.Contains(tables, t) {
-			return t, true, nil
+			return t, true, false, nil
 		}
 	}
-	return Table{}, false, nil
+	return Table{}, false, len(rows) == 0, nil
 }
 
 // publicationGap is the gap that a changed publication leaves behind.

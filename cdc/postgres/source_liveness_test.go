@@ -117,26 +117,29 @@ func TestB17_CleanShutdownIsNotHeldUp(t *testing.T) {
 		}
 		return nil
 	}
-	for name, tc := range map[string]struct {
+	cases := []struct {
+		name    string
 		options []func(*reader)
 		before  func(context.Context, *pgconn.Config) error
 		prepare func(t *testing.T, dsn string, r *reader)
 	}{
-		"idle":                     {nil, nil, func(*testing.T, string, *reader) {}},
-		"pending":                  {[]func(*reader){noAck}, nil, pending},
-		"pending, without watcher": {[]func(*reader){noAck}, noWatcher, pending},
-		"blocked with a backlog": {[]func(*reader){held}, nil, func(t *testing.T, dsn string, r *reader) {
+		{"idle", nil, nil, func(*testing.T, string, *reader) {}},
+		{"pending", []func(*reader){noAck}, nil, pending},
+		{"pending, without watcher", []func(*reader){noAck}, noWatcher, pending},
+		{"blocked with a backlog", []func(*reader){held}, nil, func(t *testing.T, dsn string, r *reader) {
 			for i := range 20 {
 				exec(t, dsn, "INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 30) FROM generate_series($1::int, $2::int - 1) i",
 					i*1000, (i+1)*1000)
 			}
 			r.waitMode(cdc.ModeCatchingUp)
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
+	}
+	eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
+		for i, tc := range cases {
+			t.Run(tc.name, func(t *testing.T) {
 				dsn := server.DSN("postgres")
-				cfg := configFor(dsn, "stop")
+				exec(t, dsn, "TRUNCATE events")
+				cfg := configFor(dsn, fmt.Sprintf("stop%d", i))
 				cfg.BeforeConnect = tc.before
 				r := start(t, cfg, tc.options...)
 				r.waitMode(cdc.ModeStreaming)
@@ -171,9 +174,10 @@ func TestB17_CleanShutdownIsNotHeldUp(t *testing.T) {
 				if gaps := r.gapReasons(); len(gaps) != 0 {
 					t.Errorf("gaps %v", gaps)
 				}
+				r.stop()
 			})
-		})
-	}
+		}
+	})
 }
 
 func TestB17_ShutdownUnderLoad(t *testing.T) {

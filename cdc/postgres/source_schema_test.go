@@ -1,10 +1,13 @@
 package postgres
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
@@ -258,6 +261,50 @@ func TestValuesPrintTheSameWhateverTheDefaultsAre(t *testing.T) {
 			if got := text(record, column); got != want {
 				t.Errorf("%s prints as %q, want %q", column, got, want)
 			}
+		}
+	})
+}
+
+// TestB33_PartitionThatIsNotVisibleYet: the log has a commit before other sessions
+// see it. A synchronous standby that does not answer makes that moment last.
+func TestB33_PartitionThatIsNotVisibleYet(t *testing.T) {
+	t.Parallel()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
+		server := testdb.Dedicated(t, major, nil)
+		dsn := server.DSN("postgres")
+		exec(t, dsn, `CREATE TABLE events (id bigint, payload text) PARTITION BY LIST (id); ALTER ROLE postgres SET synchronous_commit = local`)
+		cfg := configFor(dsn, "unseen")
+		cfg.NoViaRoot = true
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		exec(t, dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+		exec(t, dsn, "SELECT pg_reload_conf()")
+		testdb.WaitFor(t, "the setting", func() bool { return query[string](t, dsn, "SHOW synchronous_standby_names") == "nobody" })
+		writer := connect(t, dsn)
+		pid := int(writer.PgConn().PID())
+		run(t, writer, "SET synchronous_commit = on")
+		done := make(chan error, 1)
+		go func() {
+			_, err := writer.Exec(context.Background(), `BEGIN; CREATE TABLE events_1 PARTITION OF events FOR VALUES IN (1);
+				INSERT INTO events VALUES (1, 'one'); COMMIT`, pgx.QueryExecModeSimpleProtocol)
+			done <- err
+		}()
+		const waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid = $1"
+		testdb.WaitFor(t, "the commit to wait for the standby", func() bool { return query[int](t, dsn, waits, pid) == 1 })
+		testdb.WaitFor(t, "the reader to ask for the transaction's lock", func() bool {
+			return query[int](t, dsn, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%watch' AND query LIKE '%transactionid%'") == 1
+		})
+		if n := r.distinct(); n != 0 {
+			t.Errorf("%d rows arrived although it cannot be known yet whose partition they are of", n)
+		}
+		exec(t, dsn, fmt.Sprintf("SELECT pg_cancel_backend(%d)", pid)) // ends the wait, not the commit
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		r.waitFor(1)
+		if n := r.src.Status().ForeignRows; n != 0 {
+			t.Errorf("%d rows were thrown away", n)
 		}
 	})
 }

@@ -369,12 +369,15 @@ func (st *stream) lookUp(ctx context.Context, m relationMessage) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lookupTimeout,
 		retryable(reasonConnection, fmt.Errorf("look up table %s: the side connection does not answer", m.table), ""))
 	defer cancel()
-	answer, err := st.await(ctx, nil, cdc.Transaction{}, st.w.lookUp(m.oid))
+	answer, err := st.await(ctx, nil, cdc.Transaction{}, st.w.lookUp(m.oid, st.asm.xid))
 	if err == nil {
 		err = answer.err
 	}
 	if err != nil {
 		return fmt.Errorf("whose partition is %s: %w", m.table, err)
+	}
+	if answer.gone {
+		st.s.log.Warn("rows of a table that no longer exists are left out", slog.String("table", m.table.String()))
 	}
 	st.asm.resolve(m, answer.root, answer.found)
 	return nil

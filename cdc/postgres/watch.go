@@ -30,16 +30,17 @@ type watcher struct {
 	idle *session
 }
 
-// question asks whose partition a table is.
+// question asks whose partition a table is, as the transaction xid left it.
 type question struct {
-	oid    uint32
-	answer chan<- answer
+	oid, xid uint32
+	answer   chan<- answer
 }
 
+// answer: root is set when found; gone says that the table does not exist.
 type answer struct {
-	root  Table
-	found bool
-	err   error
+	root        Table
+	found, gone bool
+	err         error
 }
 
 // Paces of the watcher.
@@ -61,11 +62,12 @@ func (w *watcher) watch(st *stream) {
 	w.stream.Store(st)
 }
 
-// lookUp asks which registered table the one with this OID belongs to. The
-// stream's goroutine calls it and waits for the answer before it asks again.
-func (w *watcher) lookUp(oid uint32) <-chan answer {
+// lookUp asks which registered table the one with this OID belongs to, after the
+// transaction xid. The stream's goroutine calls it and waits for the answer before
+// it asks again.
+func (w *watcher) lookUp(oid, xid uint32) <-chan answer {
 	answers := make(chan answer, 1)
-	w.questions <- question{oid: oid, answer: answers}
+	w.questions <- question{oid: oid, xid: xid, answer: answers}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.idle != nil {
@@ -152,12 +154,18 @@ func (w *watcher) setIdle(idle, c *session, deadline time.Time) error {
 	return c.conn.Conn().SetReadDeadline(deadline)
 }
 
+// answer looks the table up, once its transaction is visible: the log has a commit
+// a moment before other sessions see it, and with a synchronous standby well
+// before.
 func (w *watcher) answer(ctx context.Context, c *session, q question) error {
-	ctx, cancel := context.WithTimeout(ctx, watchQueryTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	root, found, err := c.rootOf(ctx, q.oid, w.s.cfg.Tables)
-	q.answer <- answer{root: root, found: found, err: err}
-	return err
+	a := answer{err: c.awaitVisible(ctx, q.xid)}
+	if a.err == nil {
+		a.root, a.found, a.gone, a.err = c.rootOf(ctx, q.oid, w.s.cfg.Tables)
+	}
+	q.answer <- a
+	return a.err
 }
 
 // look reads what Status tells and checks that the publication still fits.

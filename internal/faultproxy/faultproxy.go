@@ -61,7 +61,7 @@ func New(t testing.TB, target string) *Proxy {
 // Addr is the "host:port" to connect to.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// BytesForwarded counts what reached either end, both directions together.
+// BytesForwarded counts what was passed on to either end, both directions together.
 func (p *Proxy) BytesForwarded() int64 { return p.bytes.Load() }
 
 // Accepted counts the connections that were not refused.
@@ -193,10 +193,9 @@ func (p *Proxy) pump(l *link, dst, src net.Conn) {
 			return
 		}
 		if n > 0 {
+			p.bytes.Add(int64(n)) // before the other end can answer
 			if _, werr := dst.Write(buf[:n]); werr != nil {
 				err = werr
-			} else {
-				p.bytes.Add(int64(n))
 			}
 		}
 		if err != nil {
