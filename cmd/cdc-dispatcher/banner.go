@@ -121,7 +121,7 @@ func (s sourceOpening) sourceLine() string {
 	case log != nil && log.Confirmed != "":
 		mode += fmt.Sprintf(" from %s", log.Confirmed)
 		if log.LagBytes >= 0 {
-			mode += fmt.Sprintf(" (lag %s)", bytes(log.LagBytes))
+			mode += fmt.Sprintf(" (lag %s)", bytesOf(log.LagBytes))
 		}
 	}
 	return strings.Join(append(parts, mode), "   ")
@@ -141,9 +141,9 @@ func (s sourceOpening) guardLine() string {
 	case s.report.Waiting != "" || log == nil || log.RetainedBytes < 0:
 		return "retained WAL not known yet   " + fallback
 	case log.RetainLimitBytes < 0:
-		return fmt.Sprintf("retained %s, without a limit: set max_slot_wal_keep_size   %s", bytes(log.RetainedBytes), fallback)
+		return fmt.Sprintf("retained %s, without a limit: set max_slot_wal_keep_size   %s", bytesOf(log.RetainedBytes), fallback)
 	}
-	return fmt.Sprintf("retained %s of %s allowed (max_slot_wal_keep_size)   %s", bytes(log.RetainedBytes), bytes(log.RetainLimitBytes), fallback)
+	return fmt.Sprintf("retained %s of %s allowed (max_slot_wal_keep_size)   %s", bytesOf(log.RetainedBytes), bytesOf(log.RetainLimitBytes), fallback)
 }
 
 func (s sourceOpening) handlerLine() string {

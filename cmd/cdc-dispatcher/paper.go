@@ -97,8 +97,8 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// bytes writes a number of bytes for people.
-func bytes(n int64) string {
+// bytesOf writes a number of bytes for people.
+func bytesOf(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	v, i := float64(n), 0
 	for v >= 1024 && i < len(units)-1 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"sync"
@@ -68,6 +69,9 @@ func (a *app) run(parent context.Context, cfg *config.Config) error {
 		return err
 	}
 	for _, w := range ws {
+		if len(w.handlers) == 0 {
+			d.log.Warn("no handler listens to this source, so its events wait", slog.String("source", w.source.Name))
+		}
 		d.supervisors = append(d.supervisors, newSupervisor(w, d.log))
 	}
 	ctx, stop := a.untilSignalled(parent, d.log)
@@ -125,7 +129,16 @@ func (d *dispatcher) listen(ctx context.Context) error {
 		return failed(codeListen, "free the port, or set server.listen to another one (or none)", "%s", innermostWith(err, "cannot listen on "+address))
 	}
 	d.http = http
+	if !loopback(http.Addr()) {
+		d.log.Info("health and metrics can be read from other machines; they show no event, and names of handlers and hosts", slog.String("listen", http.Addr()))
+	}
 	return nil
+}
+
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	ip := net.ParseIP(host)
+	return err == nil && ip != nil && ip.IsLoopback()
 }
 
 func innermostWith(err error, what string) string { return what + ": " + innermost(err) }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -73,15 +74,7 @@ func runScripts(t *testing.T, dir string, database func(testing.TB) string) {
 		t.Fatalf("no scripts in %s: %v", dir, err)
 	}
 	bin := t.TempDir()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{programName, "httpget"} {
-		if err := os.Symlink(self, filepath.Join(bin, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	program(t, bin)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			r := newReceiver(t)
@@ -93,6 +86,7 @@ func runScripts(t *testing.T, dir string, database func(testing.TB) string) {
 			}
 			if database != nil {
 				env["DATABASE_URL"] = database(t)
+				env["SLOT"] = fmt.Sprintf("s_%x", sha256.Sum256([]byte(t.Name())))[:16] // slots belong to the whole server
 			}
 			testscript.Run(t, testscript.Params{
 				Files: []string{file}, RequireExplicitExec: true, RequireUniqueNames: true,
@@ -107,6 +101,27 @@ func runScripts(t *testing.T, dir string, database func(testing.TB) string) {
 				},
 			})
 		})
+	}
+}
+
+// program puts the program, and what scripts need beside it, into a folder, and returns
+// its path.
+func program(t testing.TB, dir string) string {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"httpget", programName} {
+		if err := os.Symlink(self, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(dir, programName)
+}
+
+func writeFile(t testing.TB, path, text string) {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

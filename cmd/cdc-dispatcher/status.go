@@ -171,9 +171,9 @@ func (s sourceStatus) describeSlot() string {
 	if !s.Slot.Active {
 		text += ", nobody reads it"
 	}
-	text += fmt.Sprintf(", lag %s, retained %s", bytes(s.Slot.Lag), bytes(s.Slot.Retained))
+	text += fmt.Sprintf(", lag %s, retained %s", bytesOf(s.Slot.Lag), bytesOf(s.Slot.Retained))
 	if s.Slot.Safe != nil {
-		text += fmt.Sprintf(", %s more before it is at risk", bytes(*s.Slot.Safe))
+		text += fmt.Sprintf(", %s more before it is at risk", bytesOf(*s.Slot.Safe))
 	}
 	if s.Slot.WALStatus != "" && s.Slot.WALStatus != "reserved" {
 		text += ", WAL status " + s.Slot.WALStatus

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/doctor"
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/server"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
@@ -65,7 +66,23 @@ func (s *supervisor) set(p *pipeline.Pipeline, waiting string) {
 func (s *supervisor) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	return checkSchema(ctx, s.store, s.source)
+	if err := checkSchema(ctx, s.store, s.source); err != nil {
+		return err
+	}
+	return checkPrivileges(ctx, s.source)
+}
+
+// checkPrivileges asks the doctor whether the role has the rights that it needs, so
+// that a missing one is no riddle in the log later.
+func checkPrivileges(ctx context.Context, s config.Source) error {
+	cfg := doctorConfig(s)
+	cfg.Poll = true // the reader explains its own rights, and the poller does without
+	found := doctor.Only(ctx, cfg, doctor.CodePrivileges)
+	if found.Status != doctor.Fail || len(found.Fix) == 0 {
+		return nil
+	}
+	return &failure{exit: exitDatabase, code: codePrivilege, message: "source " + s.Name + ": " + found.Message,
+		try: "run, as the owner of the tables: " + strings.Join(found.Fix, "; ")}
 }
 
 // checkSchema turns what the store finds into a failure with its advice.

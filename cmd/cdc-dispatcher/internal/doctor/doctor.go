@@ -15,6 +15,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
@@ -151,11 +152,33 @@ type check struct {
 // keeps it from checking is itself a finding.
 func Run(ctx context.Context, cfg Config) Report {
 	cfg = cfg.withDefaults()
+	return run(ctx, cfg, checks(cfg))
+}
+
+// CodePrivileges is the check of the role's rights on tables.
+const CodePrivileges = codePrivileges
+
+// Only runs one check, after those that it needs, and returns its result: for
+// programs that refuse to start on what would fail later.
+func Only(ctx context.Context, cfg Config, code string) Result {
+	cfg = cfg.withDefaults()
+	all := checks(cfg)
+	wanted := map[string]bool{code: true}
+	for _, c := range slices.Backward(all) { // each stands after what it needs
+		for _, need := range c.needs {
+			wanted[need] = wanted[need] || wanted[c.code]
+		}
+	}
+	report := run(ctx, cfg, slices.DeleteFunc(all, func(c check) bool { return !wanted[c.code] }))
+	return report.Results[len(report.Results)-1]
+}
+
+func run(ctx context.Context, cfg Config, list []check) Report {
 	s := &session{cfg: cfg}
 	defer s.close()
 	var report Report
 	failed := map[string]string{} // code of a check → code of the cause
-	for _, c := range checks(cfg) {
+	for _, c := range list {
 		res := Result{Code: c.code, Name: c.name}
 		if res.Because = cause(c.needs, failed); res.Because != "" {
 			res.Finding = Finding{Status: Skipped, Message: fmt.Sprintf("not checked before %s is mended", res.Because)}
