@@ -141,7 +141,7 @@ func (w *world) spawn(c childLife) *child {
 	w.t.Cleanup(func() {
 		if !ch.ended {
 			_ = ch.cmd.Process.Kill()
-			ch.wait()
+			_ = ch.wait() // reports the signal
 		}
 	})
 	return ch

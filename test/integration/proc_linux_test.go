@@ -1,9 +1,31 @@
 package integration
 
-import "syscall"
-
-// maxrssUnit is the unit of Rusage.Maxrss in bytes.
-const maxrssUnit = 1024
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
 
 // dieWithParent lets no child outlive a test binary that is killed.
 func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+
+// peakMemory is the largest resident set that a running process has had, in bytes.
+// What wait reports instead would count the parent's memory too, which a child shares
+// until its exec.
+func peakMemory(t testing.TB, pid int) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		var kB int64
+		if n, _ := fmt.Sscanf(line, "VmHWM: %d kB", &kB); n == 1 {
+			return kB << 10
+		}
+	}
+	t.Fatalf("no VmHWM in:\n%s", status)
+	return 0
+}

@@ -40,19 +40,21 @@ type program struct {
 	ended   bool
 }
 
-// run starts the program with the handlers of a YAML list.
-func (w *world) run(path, handlers string) *program {
+// run starts the program with the handlers of a YAML list, and with further
+// settings at the top level of its file.
+func (w *world) run(path, handlers, settings string) *program {
 	w.t.Helper()
 	o := w.fill(options{})
 	file := filepath.Join(w.t.TempDir(), o.Process+".yaml")
 	text := fmt.Sprintf(`version: 1
 log: {level: warn, format: text}
 server: {listen: none}
-defaults: {lease: 3s}
 sources:
   - {name: main, dsn: %q, poller: {interval: 1s}}
 handlers:
-%s`, w.dsn, strings.ReplaceAll(handlers, "PROCESS", o.Process))
+%s
+%s
+`, w.dsn, strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
@@ -91,7 +93,7 @@ func (p *program) kill() {
 }
 
 // stop ends the program the polite way.
-func (p *program) stop() *os.ProcessState {
+func (p *program) stop() {
 	p.w.t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.w.t.Fatal(err)
@@ -99,7 +101,6 @@ func (p *program) stop() *os.ProcessState {
 	if err := p.wait(); err != nil {
 		p.w.t.Fatalf("the program did not stop cleanly: %v", err)
 	}
-	return p.cmd.ProcessState
 }
 
 // receiver is a webhook receiver that keeps receipts: it outlives the program.
@@ -170,11 +171,11 @@ func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 		r := w.receive()
 		end := w.write(workload.Config{Writers: 16, Rate: 200})
 		for range 4 {
-			p := w.run(path, webhooks(r.url))
+			p := w.run(path, webhooks(r.url), `defaults: {lease: 3s}`)
 			w.letPass(50 + w.rng.IntN(200))
 			p.kill()
 		}
-		last := w.run(path, webhooks(r.url))
+		last := w.run(path, webhooks(r.url), `defaults: {lease: 3s}`)
 		w.letPass(100)
 		end()
 		w.settle()
@@ -191,13 +192,14 @@ func TestGuarantee_200kRowTransactionMemoryBound(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		w := newWorld(t, major)
 		w.subscribers = func(string) []string { return []string{"reader"} }
-		p := w.run(path, `  - {name: reader, on: ["*"], concurrency: 64, logger: {level: debug, payload: true}}`)
+		p := w.run(path, `  - {name: reader, on: ["*"], concurrency: 64, logger: {level: debug, payload: true}}`, ``)
 		w.streaming()
 		n := size(200_000, 2_000_000)
 		w.emit(n, "order.imported", `{"filler": "`+filler(400)+`"}`)
 		w.progress("every row to be delivered",
 			`SELECT count(*) FROM eventlog.event_notifications WHERE state = 'SUCCEEDED'`, int64(n))
-		peak := peakMemory(p.stop())
+		peak := peakMemory(t, p.cmd.Process.Pid)
+		p.stop()
 		t.Logf("peak of resident memory: %d MB", peak>>20)
 		if peak > bound {
 			t.Errorf("peak of resident memory = %d MB, want at most %d MB", peak>>20, bound>>20)
@@ -206,13 +208,4 @@ func TestGuarantee_200kRowTransactionMemoryBound(t *testing.T) {
 		w.wrecked = append(w.wrecked, fmt.Sprintf("one transaction of %d rows, peak %d MB", n, peak>>20))
 		w.verdict(func(r *ledger.Report) { r.Phantom = nil })
 	})
-}
-
-// peakMemory is the largest resident set that a process had, in bytes.
-func peakMemory(s *os.ProcessState) int64 {
-	usage, ok := s.SysUsage().(*syscall.Rusage)
-	if !ok {
-		return 0
-	}
-	return int64(usage.Maxrss) * maxrssUnit
 }
