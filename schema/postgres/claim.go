@@ -220,9 +220,11 @@ func scanClaimed(row pgx.CollectableRow) (r claimedRow, err error) {
 	return r, err
 }
 
+// nextDueSQL counts what is overdue as due now before it subtracts: another program may have
+// written -infinity, from which nothing can be subtracted.
 const nextDueSQL = `
 SELECT CASE WHEN min(d.next_retry_at) IS NOT NULL
-       THEN (extract(epoch FROM LEAST(min(d.next_retry_at) - {now}, interval '365 days')) * 1000000)::bigint END
+       THEN (extract(epoch FROM LEAST(GREATEST(min(d.next_retry_at), {now}) - {now}, interval '365 days')) * 1000000)::bigint END
 FROM unnest($1::text[]) AS w (stored)
 CROSS JOIN LATERAL (
     SELECT d.next_retry_at FROM {deliveries} AS d

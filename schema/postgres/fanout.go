@@ -47,7 +47,7 @@ func (s *Store) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.Fan
 // unleaseSQL makes deliveries that were created leased what they would be without it.
 const unleaseSQL = `
 UPDATE {deliveries} AS d SET
-    claim_count = 0, lease_token = NULL, lease_until = NULL, lease_owner = NULL, next_retry_at = LEAST(d.event_date, {now})
+    claim_count = 0, lease_token = NULL, lease_until = NULL, lease_owner = NULL, next_retry_at = GREATEST(LEAST(d.event_date, {now}), '0001-01-01')
 WHERE d.id = ANY ($1::text[]::uuid[]) AND d.lease_token = $2::uuid AND d.state = 'PENDING'`
 
 // unlease frees what was created for a caller that is told of an error instead. Without it

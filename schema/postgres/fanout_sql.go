@@ -47,7 +47,7 @@ const insertSQL = `
            f.model_id, f.model_type, f.event_type, f.payload, f.payload_raw, f.event_date, f.traceparent, f.headers,
            CASE WHEN g.blocked = '' THEN 'PENDING' ELSE 'BLOCKED' END,
            0,
-           COALESCE(l.until, LEAST(f.event_date, c.now)),
+           COALESCE(l.until, GREATEST(LEAST(f.event_date, c.now), '0001-01-01')),
            c.now,
            c.now,
            CASE WHEN l.until IS NULL THEN 0 ELSE 1 END,
@@ -121,7 +121,7 @@ INSERT INTO {deliveries} (
 SELECT g.id::uuid, $1::text::uuid, left(g.handler, 255), left($5::text, 255), $6::text::uuid, left($7::text, 255), '{}',
        COALESCE($8::text::timestamp, e.date), COALESCE($9::text::timestamp, e.date),
        left(NULLIF($10::text, ''), 255), left(NULLIF($11::text, ''), 255), left($12::text, 255), e.date,
-       'BLOCKED', 0, LEAST(e.date, c.now), c.now, c.now, 0, $14::text, NULLIF($15::text, '')
+       'BLOCKED', 0, GREATEST(LEAST(e.date, c.now), '0001-01-01'), c.now, c.now, 0, $14::text, NULLIF($15::text, '')
 FROM unnest($3::text[], $4::text[]) AS g (id, handler)
 CROSS JOIN (SELECT {now} AS now, {durable} AS durable OFFSET 0) AS c
 CROSS JOIN LATERAL (SELECT COALESCE($13::text::timestamp, c.now) AS date) AS e

@@ -1,0 +1,51 @@
+package postgres
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+// count returns the number that the query selects.
+func count(t *testing.T, db *testdb.DB, sql string) (n int) {
+	t.Helper()
+	if err := db.Pool().QueryRow(t.Context(), sql).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// claimAll leases what is due of handler h.
+func claimAll(t *testing.T, s *Store) []delivery.Claimed {
+	t.Helper()
+	result, err := s.Claim(t.Context(), delivery.Lease{Token: uuid.New(), For: time.Minute},
+		[]delivery.Claim{{Handler: "h", Names: []string{"h"}, Limit: 100, Window: 7 * 24 * time.Hour}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result.Claimed
+}
+
+// A date without a beginning must not make the store do arithmetic with infinity, neither in rows
+// of ours nor in those of another program.
+func TestNextDue_AnInfinitelyOldDeliveryStopsNoLook(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		l := outbox("uuid PRIMARY KEY")
+		db := newTestDB(t, major, l)
+		s := newStore(t, db.Pool(), l.table)
+		db.Exec(`INSERT INTO public.outbox VALUES (gen_random_uuid(), 'a', '1', '-infinity', false)`)
+		fanOut(t, s, undelivered(t, s), false)
+		if n := count(t, db, `SELECT count(*) FROM eventlog.event_notifications WHERE next_retry_at = '-infinity'`); n != 0 {
+			t.Error("the delivery is due at -infinity")
+		}
+		db.Exec(`UPDATE eventlog.event_notifications SET next_retry_at = '-infinity'`)
+		in, ok, err := s.NextDue(t.Context(), []string{"h", "other"})
+		if err != nil || !ok || in != 0 {
+			t.Errorf("next due: %v, %v, %v; want it due now", in, ok, err)
+		}
+	})
+}
