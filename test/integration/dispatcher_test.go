@@ -173,14 +173,22 @@ type counts struct {
 	pipeline.NopObserver
 
 	mu       sync.Mutex
-	via      map[string]int
+	captured map[string]int // events that arrived, by path
+	via      map[string]int // events that a path was the first to fan out
 	repeated int
 	stale    int
 	other    map[pipeline.Counter]int
 }
 
 func newCounts() *counts {
-	return &counts{via: map[string]int{}, other: map[pipeline.Counter]int{}}
+	return &counts{captured: map[string]int{}, via: map[string]int{}, other: map[pipeline.Counter]int{}}
+}
+
+// Captured implements pipeline.Observer.
+func (c *counts) Captured(via string, n int, _ time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.captured[via] += n
 }
 
 // FannedOut implements pipeline.Observer.
@@ -209,7 +217,7 @@ func (c *counts) Count(name pipeline.Counter, _ string, n int) {
 
 // totals is a snapshot of counts; a child process prints it when it ends.
 type totals struct {
-	Via             map[string]int
+	Captured, Via   map[string]int
 	Repeated, Stale int
 	Other           map[pipeline.Counter]int
 }
@@ -217,11 +225,11 @@ type totals struct {
 func (c *counts) totals() totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return totals{Via: maps.Clone(c.via), Repeated: c.repeated, Stale: c.stale, Other: maps.Clone(c.other)}
+	return totals{Captured: maps.Clone(c.captured), Via: maps.Clone(c.via), Repeated: c.repeated, Stale: c.stale, Other: maps.Clone(c.other)}
 }
 
 func (t totals) String() string {
-	return fmt.Sprintf("via %v, repeated %d, stale %d, %v", t.Via, t.Repeated, t.Stale, t.Other)
+	return fmt.Sprintf("captured %v, via %v, repeated %d, stale %d, %v", t.Captured, t.Via, t.Repeated, t.Stale, t.Other)
 }
 
 // newID is an event id.

@@ -2,9 +2,11 @@ package integration
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 )
 
 // No log at all: no slot is made, and the poller keeps the same promises, with the
@@ -42,6 +44,28 @@ func TestQ26_PollerFindsALateCommitOfAnEarlierRow(t *testing.T) {
 		w.settle()
 		w.commit(tx, early)
 		w.settle()
+		w.verdict()
+	})
+}
+
+// While the log is read, the poller finds nothing, not even the rows that were not
+// in sight yet when the log brought them. Its grace is longer than the test here, so what it
+// took would have no other reason.
+func TestGuarantee_PollerFindsNothingInSteadyState(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major)
+		d := w.dispatch(options{Grace: time.Hour, PollInterval: 100 * time.Millisecond}, steadyAndMoody(), hooks{})
+		w.streaming()
+		testdb.WaitFor(t, "the poller's first look", func() bool { return !d.pipe.Health().PolledAt.IsZero() })
+		end := w.write(workload.Config{Writers: 8, Rate: 200})
+		w.letPass(400)
+		end()
+		w.settle() // which includes that every row is marked
+		d.stop()
+		t.Logf("%s", d.counts.totals())
+		if n := d.counts.totals().Other[pipeline.CountPolledMissed]; n != 0 {
+			t.Errorf("the poller found %d events that the log had not brought", n)
+		}
 		w.verdict()
 	})
 }

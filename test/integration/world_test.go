@@ -337,9 +337,15 @@ func (w *world) settle() {
 	w.progress("every delivery to end", query, 0)
 }
 
-// progress waits until the query returns want. The query is asked until its answer
-// has not changed for a minute.
+// progress waits until the query returns want.
 func (w *world) progress(what, query string, want int64) {
+	w.t.Helper()
+	w.progressOf(what, func() int64 { return w.number(query) }, want)
+}
+
+// progressOf waits until a number is what is wanted. It asks until the answer has
+// not changed for a minute.
+func (w *world) progressOf(what string, ask func() int64, want int64) {
 	w.t.Helper()
 	const patience = time.Minute
 	timer := time.NewTimer(0)
@@ -348,7 +354,7 @@ func (w *world) progress(what, query string, want int64) {
 	for {
 		<-timer.C
 		asked := time.Now()
-		n := w.number(query)
+		n := ask()
 		if n == want {
 			return
 		}
