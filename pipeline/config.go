@@ -101,7 +101,9 @@ type Handler struct {
 	Concurrency int
 	// Timeout of one attempt; it must be below the lease. Default 30 s.
 	Timeout time.Duration
-	Retry   RetryPolicy
+	// Retry is when a failed delivery is tried again. The zero policy is
+	// [RetryDefault]; [RetryEkbatan] and [RetryVernac] are those products' figures.
+	Retry RetryPolicy
 }
 
 // Trigger is a recordCreatedTrigger: a callback for rows inserted into a table.
@@ -187,7 +189,9 @@ func (NopObserver) Count(Counter, string, int) {}
 type Counter string
 
 // RetryPolicy is when a failed delivery is tried again, and when it is given up.
-// The delay after the n-th failure is min(Cap, Base × 2^(n−1)), n from 1.
+// The delay after the n-th failure is min(Cap, Base × 2^(n−1)), n from 1. A handler's
+// [event.RetryAfter] lengthens it, up to a day. The zero policy is [RetryDefault],
+// which has jitter; one that sets anything has jitter only when it says so.
 type RetryPolicy struct {
 	// Base delay. Default 1 s.
 	Base time.Duration

@@ -3,6 +3,8 @@ package pipeline_test
 import (
 	"context"
 	"fmt"
+	"net"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
@@ -440,6 +443,31 @@ func TestSoftStopsUnderLoadLoseAndRepeatNothing(t *testing.T) {
 		if report.Starts != report.Deliveries {
 			t.Errorf("%d starts of %d deliveries", report.Starts, report.Deliveries)
 		}
+	})
+}
+
+// Connections that break at any moment, also between a commit and its answer:
+// nothing is lost and nothing is doubled.
+func TestConnectionsCutUnderLoadLoseNothing(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		w := newWorld(t, major, on("a", "*"), on("b", "order.*"))
+		cfg := w.pool.Config().ConnConfig
+		proxy := faultproxy.New(t, net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))))
+		w.via = proxy.Addr()
+		p := w.start("one", func(c *pipeline.Config) { c.Lease = 5 * time.Second })
+		p.streaming(w)
+		stop := w.writing(false)
+		for range 10 {
+			before := w.count(`SELECT count(*) FROM eventlog.event_notifications`)
+			testdb.WaitFor(t, "new deliveries", func() bool {
+				return w.count(`SELECT count(*) FROM eventlog.event_notifications`) > before+30
+			})
+			proxy.Cut()
+		}
+		stop()
+		w.settled()
+		p.stop()
+		w.check()
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,8 @@ type world struct {
 	handlers  []pipeline.Handler
 	recorders []*ledger.Recorder
 	faults    []ledger.Fault
+	// via, when set, is the address that pipelines connect to instead of the server's.
+	via string
 	// hurry shortens the timeouts of fan-out, see HurryFanOut.
 	hurry time.Duration
 }
@@ -148,14 +151,15 @@ func (w *world) start(name string, options ...option) *process {
 	w.t.Helper()
 	p := &process{obs: &observer{counts: map[pipeline.Counter]int{}}, log: &logBook{}}
 	logger := slog.New(slog.NewTextHandler(p.log, nil))
+	dsn, pool := w.route()
 	src, err := cdcpg.New(cdcpg.Config{
-		DSN: w.dsn, Slot: w.slot(), Publication: "events", Create: true,
+		DSN: dsn, Slot: w.slot(), Publication: "events", Create: true,
 		Tables: []cdcpg.Table{{Schema: "eventlog", Name: "events"}}, StandbyPoll: 100 * time.Millisecond, Logger: logger,
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	st, err := store.New(w.pool, store.Config{Logger: logger})
+	st, err := store.New(pool, store.Config{Logger: logger})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -194,6 +198,25 @@ func (w *world) start(name string, options ...option) *process {
 	})
 	w.t.Cleanup(p.stop)
 	return p
+}
+
+// route returns what a pipeline connects with.
+func (w *world) route() (dsn string, pool *pgxpool.Pool) {
+	w.t.Helper()
+	if w.via == "" {
+		return w.dsn, w.pool
+	}
+	u, err := url.Parse(w.dsn)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	u.Host = w.via
+	pool, err = pgxpool.New(w.t.Context(), u.String())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(pool.Close)
+	return u.String(), pool
 }
 
 // slot is a name that no other database of the server uses.
