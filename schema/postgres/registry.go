@@ -130,10 +130,12 @@ SELECT d.id::text FROM {deliveries} AS d
 WHERE d.handler_name = ANY ($1::text[]) AND d.state = 'BLOCKED' AND d.reason = 'no_handler' AND d.id <> ALL ($2::text[]::uuid[])
 LIMIT $3::bigint`
 
-// reviveSQL makes them due again; their wait counts from now (Q33).
+// reviveSQL makes them due again; their wait counts from now (Q33), and so does their retry window, which
+// may have passed while nobody served the handler.
 const reviveSQL = `
 UPDATE {deliveries} AS d SET
-    state = 'PENDING', reason = NULL, last_error = NULL, finished_date = NULL, next_retry_at = c.now, updated_date = c.now
+    state = 'PENDING', reason = NULL, last_error = NULL, finished_date = NULL, next_retry_at = c.now, retried_date = c.now,
+    updated_date = c.now
 FROM unnest($1::text[]) AS o (id)
 CROSS JOIN (SELECT {now} AS now) AS c
 WHERE d.id = o.id::uuid AND d.state = 'BLOCKED' AND d.reason = 'no_handler'`

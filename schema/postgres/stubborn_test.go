@@ -49,3 +49,23 @@ func TestNextDue_AnInfinitelyOldDeliveryStopsNoLook(t *testing.T) {
 		}
 	})
 }
+
+// Time without a handler does not count against the retry window (DESIGN 6).
+func TestM8_UnblockedDeliveriesGetAWholeWindow(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		l := outbox("uuid PRIMARY KEY")
+		db := newTestDB(t, major, l)
+		s := newStore(t, db.Pool(), l.table)
+		db.Exec(`INSERT INTO public.outbox VALUES (gen_random_uuid(), 'a', '1', now() AT TIME ZONE 'UTC' - interval '30 days', false)`)
+		fanOut(t, s, undelivered(t, s), false)
+		if n, err := s.BlockOrphans(t.Context(), time.Minute); n != 1 || err != nil {
+			t.Fatalf("blocked %d, %v", n, err)
+		}
+		if n, err := s.Unblock(t.Context(), []string{"h"}); n != 1 || err != nil {
+			t.Fatalf("unblocked %d, %v", n, err)
+		}
+		if n := len(claimAll(t, s)); n != 1 {
+			t.Errorf("claimed %d, want the delivery that waited for its handler", n)
+		}
+	})
+}
