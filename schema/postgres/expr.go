@@ -140,7 +140,8 @@ func (t *eventTable) nameless() string {
 	}
 }
 
-// recent is the condition that bounds the poller's look into a table without a mark.
+// recent is the condition that bounds the poller's look into a table without a mark. A row without a date
+// may be of any age, and is looked at.
 func (t *eventTable) recent() string {
 	if t.LookBack <= 0 || t.Mark.Kind != schema.MarkNone {
 		return "true"
@@ -149,5 +150,5 @@ func (t *eventTable) recent() string {
 	if t.columns[t.Columns.Date].base == oidTimestamptz {
 		now = parens(now + " AT TIME ZONE 'UTC'")
 	}
-	return fmt.Sprintf("%s >= %s - %d * interval '1 microsecond'", t.ref(t.Columns.Date), now, micros(t.LookBack))
+	return fmt.Sprintf("(%[1]s IS NULL OR %[1]s >= %[2]s - %[3]d * interval '1 microsecond')", t.ref(t.Columns.Date), now, micros(t.LookBack))
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 )
 
 // count returns the number that the query selects.
@@ -66,6 +67,26 @@ func TestM8_UnblockedDeliveriesGetAWholeWindow(t *testing.T) {
 		}
 		if n := len(claimAll(t, s)); n != 1 {
 			t.Errorf("claimed %d, want the delivery that waited for its handler", n)
+		}
+	})
+}
+
+// A table without a mark is read back to a bound; a row that has no date has not passed it.
+func TestPoll_LookBackDoesNotHideRowsWithoutADate(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		for _, typ := range []string{"timestamp", "timestamptz", "date"} {
+			l := layout{
+				table: schema.Custom("public", "outbox",
+					schema.Columns{ID: "id", Type: "type", Payload: "payload", Date: "at"}, schema.Mark{Kind: schema.MarkNone}),
+				ddl: `CREATE TABLE public.outbox (id bigint PRIMARY KEY, type text, payload text, at ` + typ + `)`,
+			}
+			l.table.LookBack = time.Hour
+			db := newTestDB(t, major, l)
+			s := newStore(t, db.Pool(), l.table)
+			db.Exec(`INSERT INTO public.outbox VALUES (1, 'a', 'x', now() - interval '50 hours'), (2, 'a', 'x', NULL)`)
+			if found := undelivered(t, s); len(found) != 1 || found[0].Key != "2" {
+				t.Errorf("%s: found %v, want the row without a date", typ, found)
+			}
 		}
 	})
 }
