@@ -104,14 +104,16 @@ func orElse(column string, expr func(string) string, def string) string {
 	return "COALESCE(" + expr(column) + ", " + def + ")"
 }
 
-// pending is the condition for a row that no path has fanned out, by the alias t. It matches the predicate
-// of the published index where the column cannot be null.
+// pending is the condition for a row that no path has fanned out, by the alias t. A row whose mark was left
+// null is one of them. It matches the predicate of the published index where the column cannot be null.
 func (t *eventTable) pending() string {
 	switch column := t.ref(t.Mark.Column); {
 	case t.Mark.Kind == schema.MarkNone:
 		return "NOT EXISTS (SELECT FROM " + t.deliveries + " p WHERE p.event_id = " + parens(t.uuid(t.Columns.ID)) + ")"
-	case t.Mark.Kind == schema.MarkStatus:
+	case t.Mark.Kind == schema.MarkStatus && t.columns[t.Mark.Column].notNull:
 		return column + " = " + quoteText(t.Mark.Pending)
+	case t.Mark.Kind == schema.MarkStatus:
+		return parens(column + " = " + quoteText(t.Mark.Pending) + " OR " + column + " IS NULL")
 	case t.columns[t.Mark.Column].notNull:
 		return column + " = false"
 	default:

@@ -90,3 +90,32 @@ func TestPoll_LookBackDoesNotHideRowsWithoutADate(t *testing.T) {
 		}
 	})
 }
+
+// A producer that leaves the status null has not said that the event is done.
+func TestPending_ANullStatusIsPending(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		for _, typ := range []string{"text", "status"} {
+			l := layout{
+				table: schema.Custom("public", "outbox",
+					schema.Columns{ID: "id", Type: "type", Payload: "payload"}, schema.Mark{Kind: schema.MarkStatus, Column: "status"}),
+				ddl: `CREATE TYPE public.status AS ENUM ('PENDING', 'DISPATCHED', 'NO_DELIVERY');
+CREATE TABLE public.outbox (id bigint PRIMARY KEY, type text, payload text, status ` + typ + `)`,
+			}
+			db := newTestDB(t, major, l)
+			s := newStore(t, db.Pool(), l.table)
+			db.Exec(`INSERT INTO public.outbox VALUES (1, 'a', 'x', NULL), (2, 'a', 'x', 'PENDING'), (3, 'a', 'x', NULL), (4, 'a', 'x', 'DISPATCHED')`)
+			found := undelivered(t, s)
+			if len(found) != 3 {
+				t.Fatalf("%s: found %d, want 3", typ, len(found))
+			}
+			for i, fromLog := range []bool{true, false} {
+				if result := fanOut(t, s, found[i:i+1], fromLog); result.Fresh != 1 || len(result.Created) != 1 {
+					t.Errorf("%s: from log %v: %+v", typ, fromLog, result)
+				}
+			}
+			if left := undelivered(t, s); len(left) != 1 {
+				t.Errorf("%s: %d are left, want 1", typ, len(left))
+			}
+		}
+	})
+}
