@@ -66,7 +66,7 @@ func (d *dispatcher) settled(ctx context.Context) {
 		undecided := false
 		for _, s := range d.supervisors {
 			r := s.report()
-			undecided = undecided || r.Waiting != "" || r.Health.Mode == cdc.ModeConnecting || r.Health.Mode == cdc.ModeStopped
+			undecided = undecided || r.Waiting != "" || r.Mode() == cdc.ModeConnecting || r.Mode() == cdc.ModeStopped
 		}
 		if !undecided {
 			return
@@ -89,7 +89,7 @@ func (s sourceOpening) mode() string {
 	if s.report.Waiting != "" {
 		return "waiting"
 	}
-	return strings.ReplaceAll(string(s.report.Health.Mode), "_", " ")
+	return strings.ReplaceAll(string(s.report.Mode()), "_", " ")
 }
 
 // text is the banner for people, its words aligned in columns.
@@ -118,6 +118,8 @@ func (s sourceOpening) sourceLine() string {
 	switch log := s.report.Health.Log; {
 	case s.report.Waiting != "":
 		mode += ": " + s.report.Waiting
+	case s.report.Health.LogTrouble.Present() && s.report.Mode() == cdc.ModePolling:
+		mode += " because the log cannot be read: " + s.report.Health.LogTrouble.Err.Error()
 	case log != nil && log.Confirmed != "":
 		mode += fmt.Sprintf(" from %s", log.Confirmed)
 		if log.LagBytes >= 0 {

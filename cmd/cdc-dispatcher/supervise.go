@@ -198,13 +198,13 @@ func (s *supervisor) recordOnce(ctx context.Context, p *pipeline.Pipeline) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	h := p.Health()
-	status := cdc.Status{Mode: h.Mode}
+	var status cdc.Status
 	if h.Log != nil {
 		status = *h.Log
-		status.Mode = h.Mode
 	}
+	status.Mode = server.Report{Health: h}.Mode()
 	if !h.Running {
-		status.Mode = cdc.ModeStopped
+		status.Mode, status.Detail = cdc.ModeStopped, ""
 	}
 	if err := s.store.RecordSource(ctx, s.source.Name, h.Owner, status); err != nil {
 		s.log.Debug("recording the source's state failed", slog.Any("err", err))

@@ -95,10 +95,7 @@ func (e emitter) flag(d *prometheus.Desc, on bool, labels ...string) {
 }
 
 func (g *gauges) collectMode(e emitter, r Report) {
-	mode := r.Health.Mode
-	if r.Waiting != "" {
-		mode = cdc.ModeStopped
-	}
+	mode := r.Mode()
 	for _, m := range modes {
 		e.flag(g.mode, m == mode, string(m))
 	}

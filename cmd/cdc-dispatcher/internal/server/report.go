@@ -22,6 +22,18 @@ type Report struct {
 	LogRequired bool
 }
 
+// Mode is what the source does. A reader that has given up, while its pipeline works,
+// leaves the poller.
+func (r Report) Mode() cdc.Mode {
+	switch {
+	case r.Waiting != "":
+		return cdc.ModeStopped
+	case r.Health.Mode == cdc.ModeStopped && r.Health.Running && r.Health.LogTrouble.Present():
+		return cdc.ModePolling
+	}
+	return r.Health.Mode
+}
+
 // Ready says whether the source does its work, and what is missing or, when it is
 // ready, degraded.
 func (r Report) Ready() (ready bool, reasons []string) {
@@ -49,9 +61,7 @@ func reading(m cdc.Mode) bool {
 // the one that holds the reader, and not those that stand by for it. While the log
 // can be read by nobody there is no such process, and each speaks: better the same
 // figure twice than none at all.
-func (r Report) speaks() bool { return r.Waiting == "" && r.Health.Mode != cdc.ModeStandby }
+func (r Report) speaks() bool { return r.Waiting == "" && r.Mode() != cdc.ModeStandby }
 
 // leads says whether this process holds the reader.
-func (r Report) leads() bool {
-	return r.Waiting == "" && reading(r.Health.Mode) && r.Health.Mode != cdc.ModeStandby
-}
+func (r Report) leads() bool { return reading(r.Mode()) && r.Mode() != cdc.ModeStandby }

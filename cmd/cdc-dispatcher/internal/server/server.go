@@ -131,7 +131,7 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 		}
 		report := src.Report()
 		ready, reasons := report.Ready()
-		one := sourceReadiness{Name: src.Name, Ready: ready, Mode: string(report.Health.Mode), Reasons: reasons}
+		one := sourceReadiness{Name: src.Name, Ready: ready, Mode: string(report.Mode()), Reasons: reasons}
 		if report.Waiting != "" {
 			one.Mode = "waiting"
 		}

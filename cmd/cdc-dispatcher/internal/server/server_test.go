@@ -105,6 +105,8 @@ func TestReadyzTellsTheTruth(t *testing.T) {
 	polling := healthy()
 	polling.Mode, polling.Log.Mode = cdc.ModeConnecting, cdc.ModeConnecting
 	polling.LogTrouble = pipeline.Trouble{Since: polling.At.Add(-time.Minute), Err: errors.New("wal_level is replica")}
+	gaveUp := polling
+	gaveUp.Mode = cdc.ModeStopped
 	standby := healthy()
 	standby.Mode, standby.Log.Mode = cdc.ModeStandby, cdc.ModeStandby
 	silent := healthy()
@@ -126,6 +128,7 @@ func TestReadyzTellsTheTruth(t *testing.T) {
 		{"log away, log required", Report{Health: polling, LogRequired: true}, 503, sourceReadiness{Mode: "connecting",
 			Reasons: []string{"the log is required (mode: log) and is not being read", "reading the log has been failing for 1m0s: wal_level is replica"}}},
 		{"silent", Report{Health: silent}, 503, sourceReadiness{Mode: "streaming", Reasons: []string{"the log has been silent for 5m0s"}}},
+		{"reader gave up, poller works", Report{Health: gaveUp}, 200, sourceReadiness{Ready: true, Mode: "polling", Reasons: []string{"reading the log has been failing for 1m0s: wal_level is replica"}}},
 		{"stopping", Report{Health: stopping}, 503, sourceReadiness{Mode: "streaming", Reasons: []string{"not running"}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
