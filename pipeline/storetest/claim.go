@@ -270,16 +270,16 @@ func neverMoreThanLimit(s *suite) {
 
 func expiredBacklog(s *suite) {
 	var rows []Row
-	for i := range 10_000 {
+	for i := range 4000 {
 		r := pending(i, "billing")
 		r.Event.Date = noon.Add(-window - time.Hour)
 		r.NextRetryAt = r.Event.Date
 		rows = append(rows, r)
 	}
-	live := pending(10_001, "billing")
+	live := pending(4001, "billing")
 	s.put(append(rows, live)...)
 	result := s.claim(claimOf("billing", 5))
-	s.equal("ended", map[string]map[delivery.State]int{"billing": {delivery.Expired: 10_000}}, result.Ended)
+	s.equal("ended", map[string]map[delivery.State]int{"billing": {delivery.Expired: 4000}}, result.Ended)
 	if len(result.Claimed) != 1 || result.Claimed[0].ID != live.ID {
 		s.Errorf("claimed %d", len(result.Claimed))
 	}
