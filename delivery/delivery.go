@@ -71,8 +71,9 @@ type FanOutResult struct {
 	Created []Created
 	// Fresh counts events that this call marked; Repeated those that had been
 	// fanned out before (a trigger that fired again); Absent those created from the log's
-	// image because the table had no such row.
-	Fresh, Repeated, Absent int
+	// image because the table had no such row; Unmarked those that were fanned out although the database
+	// did not let their row be marked.
+	Fresh, Repeated, Absent, Unmarked int
 	// DuplicateIDs lists event ids that more than one row of the table carries.
 	DuplicateIDs []string
 }

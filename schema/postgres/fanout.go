@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -18,9 +19,9 @@ import (
 )
 
 // FanOut implements pipeline.FanOutStore. Events whose rows are in the table are fanned
-// out by one statement, those whose rows are not by a second one. Each is a
-// transaction, so an error after the first leaves events that are completely fanned out, and a
-// repeated call does the rest.
+// out by one statement; those whose rows cannot be marked, and those whose rows are not there, by one
+// more each. Each is a transaction, so an error after the first leaves events that are completely
+// fanned out, and a repeated call does the rest.
 func (s *Store) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error) {
 	b := newFanBatch(batch)
 	if len(b.order) == 0 {
@@ -30,18 +31,29 @@ func (s *Store) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.Fan
 	if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutRows(ctx, t, b, &result) }); err != nil {
 		return delivery.FanOutResult{}, fmt.Errorf("fan out %d events: %w", len(b.order), err)
 	}
-	images := b.images()
-	if len(images) == 0 {
+	err := s.fanOutRest(ctx, b, &result)
+	if err == nil {
 		return result, nil
 	}
-	if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutImages(ctx, t, b, images, &result) }); err != nil {
-		err = fmt.Errorf("fan out %d events from the log's image: %w", len(images), err)
-		if rejected(err) {
-			err = errors.Join(err, s.unlease(ctx, b, result.Created))
-		}
-		return delivery.FanOutResult{}, err
+	if rejected(err) {
+		err = errors.Join(err, s.unlease(ctx, b, result.Created))
 	}
-	return result, nil
+	return delivery.FanOutResult{}, err
+}
+
+// fanOutRest fans out what fanOutRows could not.
+func (s *Store) fanOutRest(ctx context.Context, b *fanBatch, result *delivery.FanOutResult) error {
+	if unmarked := b.withTargets(b.unmarked); len(unmarked) > 0 {
+		if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutUnmarked(ctx, t, b, unmarked, result) }); err != nil {
+			return fmt.Errorf("fan out %d events that cannot be marked: %w", len(unmarked), err)
+		}
+	}
+	if images := b.images(); len(images) > 0 {
+		if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutImages(ctx, t, b, images, result) }); err != nil {
+			return fmt.Errorf("fan out %d events from the log's image: %w", len(images), err)
+		}
+	}
+	return nil
 }
 
 // unleaseSQL makes deliveries that were created leased what they would be without it.
@@ -74,8 +86,9 @@ type fanBatch struct {
 	delivery.FanOut
 	// order lists the fans that take part, as indexes into Fans. The statement counts them from 1.
 	order []int
-	// absent lists those of order that are not in the table.
-	absent []int64
+	// absent lists those of order that are not in the table, unmarked those that are there, pending, and did
+	// not take the mark.
+	absent, unmarked []int64
 	// repeated counts fans that are in the batch twice; duplicates names those that differ.
 	repeated   int
 	duplicates []string
@@ -109,12 +122,17 @@ func (b *fanBatch) event(n int64) *event.Event { return &b.Fans[b.order[n-1]].Ev
 // images lists the absent events that the log has an image of.
 func (b *fanBatch) images() []int64 {
 	var images []int64
-	for _, n := range b.absent {
-		if fan := &b.Fans[b.order[n-1]]; fan.FromLog && len(fan.Targets) > 0 {
+	for _, n := range b.withTargets(b.absent) {
+		if b.Fans[b.order[n-1]].FromLog {
 			images = append(images, n)
 		}
 	}
 	return images
+}
+
+// withTargets lists the events that get deliveries.
+func (b *fanBatch) withTargets(events []int64) []int64 {
+	return slices.DeleteFunc(slices.Clone(events), func(n int64) bool { return len(b.Fans[b.order[n-1]].Targets) == 0 })
 }
 
 // targetArgs are parameters 4 to 13 of insertSQL, for the given events.
@@ -176,7 +194,7 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 	)
 	s.markLate(ctx, t)
 	args := append([]any{ids, keys, targets}, b.targetArgs(all)...)
-	if err := s.queryRow(ctx, t.fanOut, args...).Scan(&inserted, &leased, &fresh, &b.absent, &duplicates); err != nil {
+	if err := s.queryRow(ctx, t.fanOut, args...).Scan(&inserted, &leased, &fresh, &b.absent, &duplicates, &b.unmarked); err != nil {
 		return err
 	}
 	result.Created = b.created(inserted, leased)
@@ -187,6 +205,39 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 		if id := b.event(n).ID; !slices.Contains(b.duplicates, id) {
 			result.DuplicateIDs = append(result.DuplicateIDs, id)
 		}
+	}
+	return nil
+}
+
+// fanOutUnmarked makes the deliveries of events that are there and cannot be marked. It is
+// reported once: every event of such a table is one of them.
+func (s *Store) fanOutUnmarked(
+	ctx context.Context, t *eventTable, b *fanBatch, unmarked []int64, result *delivery.FanOutResult,
+) error {
+	var ids, keys []string
+	for _, n := range unmarked {
+		e := b.event(n)
+		ids = append(ids, e.ID)
+		keys = append(keys, cmp.Or(e.Key, e.ID))
+	}
+	var (
+		inserted, leased []pgtype.UUID
+		fresh, absent    []int64
+	)
+	args := append([]any{unmarked, ids, keys}, b.targetArgs(unmarked)...)
+	if err := s.queryRow(ctx, t.unmarked, args...).Scan(&inserted, &leased, &fresh, &absent); err != nil {
+		return err
+	}
+	b.absent = append(b.absent, absent...)
+	result.Created = append(result.Created, b.created(inserted, leased)...)
+	result.Unmarked = len(fresh)
+	result.Repeated -= len(fresh) + len(absent)
+	if len(fresh) > 0 {
+		s.unmarkable.Do(func() {
+			s.log.Warn("events are delivered, but the database does not let their rows be marked; "+
+				"look for a trigger, a rule or a policy that suppresses the update",
+				slog.String("table", t.QualifiedName()), slog.String("event_id", b.event(fresh[0]).ID))
+		})
 	}
 	return nil
 }

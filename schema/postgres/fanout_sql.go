@@ -28,7 +28,26 @@ SELECT ARRAY(SELECT id FROM inserted),
        ARRAY(SELECT b.n FROM batch b
              WHERE NOT EXISTS (SELECT FROM fresh f WHERE f.n = b.n)
                AND NOT EXISTS (SELECT FROM {from} t WHERE {id} = b.key)),
-       {duplicates}`
+       {duplicates},
+       {unmarked}`
+
+// unmarkedSQL inserts the deliveries of events whose rows are there and could not be marked: a trigger or a
+// rule suppresses the update, or a policy hides the rows from it. A row that is marked by now was
+// fanned out by somebody else meanwhile. One that is still pending is fanned out without
+// its mark; its deliveries are what says so.
+const unmarkedSQL = `
+WITH batch AS MATERIALIZED (
+    SELECT b.n, b.id::uuid AS id, b.key::{key} AS key
+    FROM unnest($1::bigint[], $2::text[], $3::text[]) AS b (n, id, key)
+), fresh AS MATERIALIZED (
+    SELECT {values}
+    FROM batch AS b JOIN {from} AS t ON {id} = b.key
+    WHERE {pending} AND NOT EXISTS (SELECT FROM {deliveries} d WHERE d.event_id = b.id)
+)` + insertSQL + `
+SELECT ARRAY(SELECT id FROM inserted),
+       ARRAY(SELECT id FROM inserted WHERE lease_token IS NOT NULL),
+       ARRAY(SELECT DISTINCT n FROM fresh),
+       ARRAY(SELECT b.n FROM batch b WHERE NOT EXISTS (SELECT FROM {from} t WHERE {id} = b.key))`
 
 // insertSQL inserts the deliveries of the events in fresh. It follows a WITH, and takes parameters 4 to 13.
 const insertSQL = `
@@ -141,8 +160,12 @@ func (t *eventTable) render() {
 		"{unique}", t.uniqueSQL(),
 		"{duplicates}", t.duplicatesSQL(),
 		"{mark}", t.markSQL(),
+		"{unmarked}", t.listUnmarkedSQL(),
+		"{values}", t.deliveryValues(),
+		"{pending}", t.pending(),
 	)
 	t.fanOut = x.Replace(fanOutSQL)
+	t.unmarked = x.Replace(unmarkedSQL)
 	markLate := "SELECT n FROM batch"
 	if t.Mark.Kind != schema.MarkNone {
 		markLate = "{mark} RETURNING b.n"
@@ -245,6 +268,16 @@ func (t *eventTable) uniqueSQL() string {
 		return "fresh"
 	}
 	return "(SELECT DISTINCT ON (n) * FROM fresh ORDER BY n)"
+}
+
+// listUnmarkedSQL lists the events of the batch whose rows were pending and did not become fresh.
+func (t *eventTable) listUnmarkedSQL() string {
+	if t.Mark.Kind == schema.MarkNone {
+		return "ARRAY[]::bigint[]"
+	}
+	return `ARRAY(SELECT b.n FROM batch b
+             WHERE NOT EXISTS (SELECT FROM fresh f WHERE f.n = b.n)
+               AND EXISTS (SELECT FROM ` + t.from + ` AS t WHERE ` + t.ref(t.Columns.ID) + ` = b.key AND ` + t.pending() + `))`
 }
 
 // duplicatesSQL lists the events of the batch that several rows carry.

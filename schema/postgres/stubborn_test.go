@@ -1,12 +1,17 @@
 package postgres
 
 import (
+	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 )
@@ -118,4 +123,71 @@ CREATE TABLE public.outbox (id bigint PRIMARY KEY, type text, payload text, stat
 			}
 		}
 	})
+}
+
+// A row that is there and does not take the mark is no repeated event: it gets its deliveries without, once,
+// whichever path brings it first.
+func TestFanOut_RowsThatCannotBeMarkedAreDelivered(t *testing.T) {
+	const role = `DO $$ BEGIN CREATE ROLE restricted LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
+GRANT USAGE ON SCHEMA eventlog, public TO restricted; GRANT ALL ON ALL TABLES IN SCHEMA eventlog, public TO restricted;
+ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY; CREATE POLICY readable ON public.outbox FOR SELECT USING (true)`
+	const trigger = `CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER keep BEFORE UPDATE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.keep()`
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		for name, ddl := range map[string]string{"trigger": trigger, "policy": role} {
+			for _, fromLog := range []bool{true, false} {
+				t.Run(fmt.Sprint(name, " from log ", fromLog), func(t *testing.T) {
+					l := outbox("bigint PRIMARY KEY")
+					db := newTestDB(t, major, l)
+					db.Exec(ddl)
+					pool := db.Pool()
+					if name == "policy" {
+						pool = newPoolAs(t, db, "restricted")
+					}
+					var logged strings.Builder
+					s, err := New(pool, Config{Table: l.table, Logger: slog.New(slog.NewTextHandler(&logged, nil))})
+					if err != nil {
+						t.Fatal(err)
+					}
+					db.Exec(`INSERT INTO public.outbox (id, type, payload) VALUES (1, 'a', '{"n": 1}'), (2, 'a', '{"n": 2}')`)
+					events := undelivered(t, s)
+					if len(events) != 2 {
+						t.Fatalf("%d events are undelivered, want 2", len(events))
+					}
+					for _, e := range events {
+						if result := fanOut(t, s, []event.Event{e}, fromLog); result.Unmarked != 1 || result.Repeated != 0 || len(result.Created) != 1 {
+							t.Errorf("first time: %+v", result)
+						}
+					}
+					for _, fromLog := range []bool{true, false} {
+						if result := fanOut(t, s, events, fromLog); result.Unmarked != 0 || result.Repeated != 2 || len(result.Created) != 0 {
+							t.Errorf("again: %+v", result)
+						}
+					}
+					if n := count(t, db, `SELECT count(*) FROM eventlog.event_notifications WHERE payload IS NOT NULL AND state = 'PENDING'`); n != 2 {
+						t.Errorf("there are %d deliveries, want 2", n)
+					}
+					if n := strings.Count(logged.String(), "does not let their rows be marked"); n != 1 {
+						t.Errorf("reported %d times, want once: %s", n, &logged)
+					}
+				})
+			}
+		}
+	})
+}
+
+// newPoolAs opens a pool for another role.
+func newPoolAs(t *testing.T, db *testdb.DB, role string) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(db.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.User = role
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
 }
