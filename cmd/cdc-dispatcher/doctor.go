@@ -57,7 +57,7 @@ type sourceReport struct {
 
 func doctorConfig(s config.Source) doctor.Config {
 	return doctor.Config{
-		DSN: s.DSN, Password: s.Password, Poll: s.Mode == config.ModePoll,
+		DSN: s.DSN, ReplicationDSN: s.Postgres.DSN, Password: s.Password, Poll: s.Mode == config.ModePoll,
 		Slot: s.Postgres.Slot, Publication: s.Postgres.Publication, Create: s.Postgres.Create,
 		Table: s.Table, Schema: s.Schema,
 	}

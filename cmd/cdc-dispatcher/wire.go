@@ -118,7 +118,7 @@ func closeAll(ws []*wiring) error {
 // newReader makes the reader of a source's log.
 func newReader(s config.Source, log *slog.Logger) (*postgres.Source, error) {
 	return postgres.New(postgres.Config{
-		DSN: s.DSN, Password: s.Password,
+		DSN: s.LogDSN(), Password: s.Password,
 		Slot: s.Postgres.Slot, Publication: s.Postgres.Publication,
 		Tables: []postgres.Table{{Schema: s.Table.Schema, Name: s.Table.Name}},
 		Create: s.Postgres.Create, Failover: s.Postgres.Failover,

@@ -191,6 +191,7 @@ func (d *decoder) source(c *Config, n *node, path string, def *defaults) {
 
 func (d *decoder) postgres(p *Postgres, n *node, path string) {
 	d.object(n, path,
+		optional("dsn", d.dsn(&p.DSN)),
 		optional("slot", d.text(&p.Slot, checkSlot)),
 		optional("publication", d.text(&p.Publication, checkIdentifier)),
 		optional("create", d.yesNo(&p.Create)),

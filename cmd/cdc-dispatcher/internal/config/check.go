@@ -23,6 +23,9 @@ func (d *decoder) check(c *Config) {
 // checkSources reports handlers that listen to a source that does not exist.
 func (d *decoder) checkSources(c *Config) {
 	names := c.SourceNames()
+	if len(names) == 0 {
+		return // which has been reported
+	}
 	for _, h := range c.Handlers {
 		for i, s := range h.Sources {
 			at := fmt.Sprintf("%s.sources[%d]", h.path, i)
@@ -37,6 +40,10 @@ func (d *decoder) checkSources(c *Config) {
 	}
 }
 
+// driverParameters are parameters of a DSN that set up a pool behind a pooler and
+// mean nothing to a server.
+var driverParameters = []string{"default_query_exec_mode", "statement_cache_capacity", "description_cache_capacity"}
+
 // checkSlots reports two sources that would fight over one slot. Slots belong to
 // the server, so the sources need not share a database.
 func (d *decoder) checkSlots(c *Config) {
@@ -47,9 +54,16 @@ func (d *decoder) checkSlots(c *Config) {
 	}
 	taken := map[slot]string{}
 	for i, s := range c.Sources {
-		server, err := pgconn.ParseConfig(s.DSN)
-		if s.Mode == ModePoll || s.DSN == "" || err != nil {
+		server, err := pgconn.ParseConfig(s.LogDSN())
+		if s.Mode == ModePoll || s.LogDSN() == "" || err != nil {
 			continue
+		}
+		for _, name := range driverParameters {
+			if _, has := server.RuntimeParams[name]; has {
+				at := fmt.Sprintf("sources[%d].dsn", i)
+				d.report(CodeDSN, at, d.posOf(at), "give the log a DSN of its own, without it and past any pooler: postgres: {dsn: …}; or set mode: poll",
+					"%s: %s cannot be used where the log is read", at, name)
+			}
 		}
 		key := slot{server.Host, server.Port, s.Postgres.Slot}
 		if first, twice := taken[key]; twice {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"log/slog"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/handlers/webhook"
@@ -65,8 +66,25 @@ type Source struct {
 	FanOut         pipeline.FanOutConfig
 }
 
+// LogDSN is where the log is read.
+func (s Source) LogDSN() string {
+	if s.Postgres.DSN != "" {
+		return s.Postgres.DSN
+	}
+	return s.DSN
+}
+
+// String and LogValue keep the connection strings out of what is printed.
+func (s Source) String() string { return "source " + s.Name }
+
+// LogValue implements [slog.LogValuer].
+func (s Source) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
 // Postgres is how the log of a PostgreSQL server is read.
 type Postgres struct {
+	// DSN is where the log is read, when Source.DSN leads through a pooler. Empty
+	// means Source.DSN; the password of the source is for both.
+	DSN               string
 	Slot, Publication string
 	// Create lets the reader create both when they are missing.
 	Create bool

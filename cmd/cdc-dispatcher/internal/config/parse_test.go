@@ -60,7 +60,7 @@ func TestEverySetting(t *testing.T) {
 			{
 				Name: "orders", DSN: "postgres://app@db/shop", Password: "p@ss/wörd: [x] ${LEVEL}",
 				Schema: "events_own", Table: schema.Eventlog("events_own"), Mode: ModeLog, MaxConnections: 20,
-				Postgres: Postgres{Slot: "orders_slot", Publication: "orders pub", Create: false, Failover: true},
+				Postgres: Postgres{DSN: "postgres://app@db-direct/shop", Slot: "orders_slot", Publication: "orders pub", Create: false, Failover: true},
 				Poller: pipeline.PollerConfig{Interval: 30 * time.Second, ActiveInterval: 250 * time.Millisecond,
 					Grace: 2 * time.Second, Batch: 500, SweepAgain: time.Minute},
 				FanOut: pipeline.FanOutConfig{BatchEvents: 1000, BatchBytes: 4 << 20, MarkUnsubscribed: true},
