@@ -77,7 +77,10 @@ func TestB24_MemoryDoesNotGrowWithTheTransaction(t *testing.T) {
 			}
 		}()
 		testdb.WaitFor(t, "streaming", func() bool { return src.Status().Mode == cdc.ModeStreaming })
-		db.Exec("INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 32) FROM generate_series(1, $1::int) i", rows)
+		const insert = "INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 32) FROM generate_series(1, $1::int) i"
+		if _, err := connect(t, db.DSN()).Exec(t.Context(), insert, rows); err != nil {
+			t.Fatal(err)
+		}
 		before := heap()
 		var most, bytes uint64
 		got, parts := 0, 0

@@ -29,9 +29,9 @@ type status struct {
 	gaps                         atomic.Int64
 	// Written below the stream, by the connection itself.
 	lastByte atomic.Int64 // Unix nanoseconds
-	// Written by the supervisor.
+	// Written by the goroutine that supervises.
 	reconnects atomic.Int64
-	staleAfter atomic.Int64
+	staleAfter atomic.Int64 // nanoseconds
 	// Written by the watcher.
 	retained, retainLimit atomic.Int64
 	heldByStandby         atomic.Bool
