@@ -45,6 +45,10 @@ type Fan struct {
 	// transaction. If the table does not have the row (not visible yet, or deleted in the
 	// same transaction), its deliveries are created from the image.
 	FromLog bool
+	// ImageOnly, only with FromLog, says that the row cannot be written for now: the
+	// store creates the deliveries from the image, takes no lock on the event's row and does
+	// not mark it. The poller marks it later, which changes nothing else.
+	ImageOnly bool
 }
 
 // FanOut is one fan-out statement: a batch of events, guarded and idempotent.

@@ -30,6 +30,9 @@ const (
 	fanOutTimeout     = 5 * time.Second
 	partTimeout       = time.Second
 	fanOutTimeoutMost = 4 * time.Minute
+	// waitsInVain is how often the statement of a single event of the log runs out of time
+	// before it is tried without the event's row.
+	waitsInVain = 2
 	// pollPatience is after how many failures on end the poller's events are left alone.
 	pollPatience = splitAfter + splitsOnEnd
 )
@@ -40,8 +43,10 @@ const (
 // Where does the event go if this fails? A database that is away is waited for, and the
 // log's position waits too. A row that the database refuses is found by halving the
 // batch, and a reduced BLOCKED delivery stands for it. A row that cannot be written while
-// the database answers, for instance because a session holds its lock, is left
-// undelivered in its table and handed to the poller, so that it holds up nothing else.
+// the database answers, for instance because a session holds its lock, must hold up
+// nothing else. If it came from the log, its deliveries are made of the log's image without touching the
+// row: whoever holds the row may delete it, and then the image is all there is of the event. If it
+// came from the poller, it is left undelivered in its table, for a later look.
 type fanOut struct {
 	store      FanOutStore
 	deliveries settler
@@ -51,11 +56,9 @@ type fanOut struct {
 	aside      *aside
 	// timeout and partTimeout are the constants, but for tests.
 	timeout, partTimeout time.Duration
-	// inSight says that the poller has seen the event undelivered in its table.
-	inSight func(id string) bool
-	log     *slog.Logger
-	obs     Observer
-	warn    seldom
+	log                  *slog.Logger
+	obs                  Observer
+	warn                 seldom
 	// viaLog and viaPoll are the troubles of the two paths.
 	viaLog, viaPoll *trouble
 
@@ -73,8 +76,9 @@ type settler interface {
 // undelivered in their table, and the next look finds them, together with newer ones.
 var errLeftAlone = errors.New("fan-out keeps failing, the events are looked for again")
 
-// deliver fans the events out. It returns nil when each has its delivery rows, or
-// has been set aside for the poller. Events of the log are tried until then; those of the
+// deliver fans the events out. It returns nil when each has its delivery rows, or is one of
+// the poller that has been set aside, or one that the database refuses in every form. Events of
+// the log are tried until then; those of the
 // poller are left alone after a few failures on end (errLeftAlone). When run ends, the
 // statement in flight may finish until work ends, and deliver gives up. position goes with the
 // last statement.
@@ -109,9 +113,14 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 			return err
 		}
 		f.failed(&p, err, via)
-		if f.hopeless(&p) {
-			f.setAside(p.events[0], err)
-			continue
+		if f.stuck(&p, err) {
+			fan := &p.events[0].fan
+			if !fan.FromLog {
+				f.setAside(p.events[0], err)
+				continue
+			}
+			// In turn with the ordinary way, which may be the one that opens.
+			fan.ImageOnly = !fan.ImageOnly
 		}
 		todo.again(p)
 		if via == viaPoll && (wait.n >= pollPatience || todo.onlyStuck() && p.tries > 1) {
@@ -140,18 +149,14 @@ func (f *fanOut) troubleOf(via string) *trouble {
 	return f.viaPoll
 }
 
-// hopeless says that a single event fails for a reason of its own, such as a lock
-// that a session holds on its row. An event of the log is given up only if the poller has
-// it in sight: otherwise its row may be gone, and the log be its only record.
-func (f *fanOut) hopeless(p *part) bool {
+// stuck says that a single event seems to fail for a reason of its own, such as a lock
+// that a session holds on its row: others succeed meanwhile, or its statement waits in
+// vain although there is nothing else to compare it with.
+func (f *fanOut) stuck(p *part, err error) bool {
 	if len(p.events) > 1 {
 		return false
 	}
-	fan := &p.events[0].fan
-	if !fan.FromLog {
-		return p.suspect >= 1
-	}
-	return p.suspect >= suspectAfter && f.inSight(fan.Event.ID)
+	return p.suspect >= 1 || p.events[0].fan.FromLog && p.tries >= waitsInVain && errors.Is(err, context.DeadlineExceeded)
 }
 
 // attempt runs one statement. Leases are asked for on the first try only: a

@@ -58,7 +58,6 @@ func New(c Config) (*Pipeline, error) {
 	router := &router{subs: plan.registry.subs, maxPayload: plan.MaxPayload, markUnsubscribed: plan.FanOut.MarkUnsubscribed, newID: newRowID}
 	p.fanOut = newFanOut(plan, p.slots)
 	p.poller = newPoller(plan, router, p.fanOut)
-	p.fanOut.inSight = p.poller.inSight
 	p.heartbeat = newHeartbeat(plan, p.slots)
 	if plan.Log != nil {
 		p.stream = newStream(plan, newFanOutTrigger(plan, router, p.fanOut), p.poller.gap)

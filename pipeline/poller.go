@@ -63,8 +63,6 @@ type poller struct {
 
 	mu   sync.Mutex
 	last lookResult
-	// found holds the ids of the last look.
-	found map[string]struct{}
 }
 
 // sweep is a plan to look through the whole table without any grace.
@@ -240,7 +238,7 @@ func (p *poller) steady(run, work context.Context, v view) error {
 // everything found was old enough to be taken.
 func (p *poller) look(run, work context.Context, v view) (full, all bool, err error) {
 	if !p.types.All && len(p.types.Exact) == 0 && len(p.types.Prefixes) == 0 {
-		p.looked(time.Now(), nil, false)
+		p.looked(time.Now(), 0, false)
 		return false, false, nil // nobody listens to anything (A44)
 	}
 	now := time.Now()
@@ -250,7 +248,7 @@ func (p *poller) look(run, work context.Context, v view) (full, all bool, err er
 		return false, false, err
 	}
 	full = len(found) >= limit
-	p.looked(now, found, full)
+	p.looked(now, len(found), full)
 	p.resize(found, full)
 	ripe := p.ripe(found, v.grace, now)
 	events, suspects := p.route(ripe, now)
@@ -276,23 +274,10 @@ func (p *poller) undelivered(work context.Context, limit int, now time.Time) ([]
 	return p.store.Undelivered(ctx, delivery.Undelivered{Types: p.types, Limit: limit, Skip: p.aside.skip(now)})
 }
 
-func (p *poller) looked(at time.Time, events []event.Event, more bool) {
-	found := make(map[string]struct{}, len(events))
-	for i := range events {
-		found[events[i].ID] = struct{}{}
-	}
+func (p *poller) looked(at time.Time, found int, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.found = found
-	p.last = lookResult{at: at, found: len(events), more: more}
-}
-
-// inSight says that the last look found the event undelivered in its table.
-func (p *poller) inSight(id string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, ok := p.found[id]
-	return ok
+	p.last = lookResult{at: at, found: found, more: more}
 }
 
 // resize adapts the next look to the weight of this one.

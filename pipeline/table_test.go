@@ -128,10 +128,14 @@ func (s *pipelineStore) Rejected(err error) bool {
 
 func (s *pipelineStore) FanOut(ctx context.Context, b delivery.FanOut) (delivery.FanOutResult, error) {
 	var ids []string
+	op := "image" // no row of the event table is touched
 	for _, f := range b.Fans {
 		ids = append(ids, f.Event.ID)
+		if !f.ImageOnly {
+			op = "fanout"
+		}
 	}
-	if err := s.enter(ctx, "fanout", ids); err != nil {
+	if err := s.enter(ctx, op, ids); err != nil {
 		return delivery.FanOutResult{}, err
 	}
 	for _, id := range ids {
@@ -140,7 +144,7 @@ func (s *pipelineStore) FanOut(ctx context.Context, b delivery.FanOut) (delivery
 		}
 	}
 	result := s.fan(b)
-	return result, s.leave(ctx, "fanout", ids)
+	return result, s.leave(ctx, op, ids)
 }
 
 func (s *pipelineStore) fan(b delivery.FanOut) delivery.FanOutResult {
@@ -159,7 +163,9 @@ func (s *pipelineStore) fan(b delivery.FanOut) delivery.FanOutResult {
 	for i, f := range b.Fans {
 		row := s.find(f.Event.ID)
 		switch {
-		case row == nil && f.FromLog:
+		case f.ImageOnly && !f.FromLog:
+			panic("no image of " + f.Event.ID)
+		case f.FromLog && (row == nil || f.ImageOnly):
 			result.Absent++
 		case row == nil || row.delivered:
 			result.Repeated++

@@ -8,9 +8,6 @@ const (
 	// from the largest batch down to one event; more would only take a batch to
 	// pieces because the database is away.
 	splitsOnEnd = 12
-	// suspectAfter is how often a single event of the log fails with others succeeding
-	// in between, before the reason is taken to lie in the event.
-	suspectAfter = 2
 )
 
 // part is a batch, or what halving left of one.

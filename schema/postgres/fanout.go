@@ -20,7 +20,7 @@ import (
 
 // FanOut implements pipeline.FanOutStore. Events whose rows are in the table are fanned
 // out by one statement; those whose rows cannot be marked, and those whose rows are not there, by one
-// more each. Each is a transaction, so an error after the first leaves events that are completely
+// more each, as are those that are not to touch their rows. Each is a transaction, so an error after the first leaves events that are completely
 // fanned out, and a repeated call does the rest.
 func (s *Store) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error) {
 	b := newFanBatch(batch)
@@ -49,8 +49,13 @@ func (s *Store) fanOutRest(ctx context.Context, b *fanBatch, result *delivery.Fa
 		}
 	}
 	if images := b.images(); len(images) > 0 {
-		if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutImages(ctx, t, b, images, result) }); err != nil {
+		if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutImages(ctx, t, t.image, b, images, result) }); err != nil {
 			return fmt.Errorf("fan out %d events from the log's image: %w", len(images), err)
+		}
+	}
+	if images := b.withTargets(b.imageOnly()); len(images) > 0 {
+		if err := s.withTable(ctx, func(t *eventTable) error { return s.fanOutImages(ctx, t, t.imageOnly, b, images, result) }); err != nil {
+			return fmt.Errorf("fan out %d events from the log's image alone: %w", len(images), err)
 		}
 	}
 	return nil
@@ -85,7 +90,9 @@ func (s *Store) unlease(ctx context.Context, b *fanBatch, created []delivery.Cre
 type fanBatch struct {
 	delivery.FanOut
 	// order lists the fans that take part, as indexes into Fans. The statement counts them from 1.
+	// The first rows of them are looked for in the table, the others are to be made of their images.
 	order []int
+	rows  int
 	// absent lists those of order that are not in the table, unmarked those that are there, pending, and did
 	// not take the mark.
 	absent, unmarked []int64
@@ -113,6 +120,12 @@ func newFanBatch(batch delivery.FanOut) *fanBatch {
 		}
 		b.order = append(b.order, i)
 	}
+	b.rows = len(b.order)
+	if imageOnly := func(i int) bool { return b.Fans[i].FromLog && b.Fans[i].ImageOnly }; slices.ContainsFunc(b.order, imageOnly) {
+		all = slices.DeleteFunc(slices.Clone(b.order), func(i int) bool { return !imageOnly(i) })
+		b.order = append(slices.DeleteFunc(b.order, imageOnly), all...)
+		b.rows -= len(all)
+	}
 	return b
 }
 
@@ -126,6 +139,15 @@ func (b *fanBatch) images() []int64 {
 		if b.Fans[b.order[n-1]].FromLog {
 			images = append(images, n)
 		}
+	}
+	return images
+}
+
+// imageOnly lists the events whose rows are left alone.
+func (b *fanBatch) imageOnly() []int64 {
+	var images []int64
+	for i := b.rows; i < len(b.order); i++ {
+		images = append(images, int64(i)+1)
 	}
 	return images
 }
@@ -176,12 +198,15 @@ func (b *fanBatch) created(inserted, leased []pgtype.UUID) []delivery.Created {
 }
 
 func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, result *delivery.FanOutResult) error {
+	if b.rows == 0 {
+		return nil
+	}
 	var (
 		all       []int64
 		ids, keys []string
 		targets   []int64
 	)
-	for i, fan := range b.order {
+	for i, fan := range b.order[:b.rows] {
 		e := &b.Fans[fan].Event
 		all = append(all, int64(i)+1)
 		ids = append(ids, e.ID)
@@ -199,7 +224,7 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 	}
 	result.Created = b.created(inserted, leased)
 	result.Fresh = len(fresh)
-	result.Repeated = b.repeated + len(b.order) - len(fresh) - len(b.absent)
+	result.Repeated = b.repeated + b.rows - len(fresh) - len(b.absent)
 	result.DuplicateIDs = b.duplicates
 	for _, n := range duplicates {
 		if id := b.event(n).ID; !slices.Contains(b.duplicates, id) {
@@ -242,8 +267,9 @@ func (s *Store) fanOutUnmarked(
 	return nil
 }
 
+// fanOutImages makes the deliveries by sql, which is one of the table's image statements.
 func (s *Store) fanOutImages(
-	ctx context.Context, t *eventTable, b *fanBatch, images []int64, result *delivery.FanOutResult,
+	ctx context.Context, t *eventTable, sql string, b *fanBatch, images []int64, result *delivery.FanOutResult,
 ) error {
 	var (
 		ids, namespaces, actionIDs, actionNames, modelIDs, modelTypes, types, traces []string
@@ -278,7 +304,7 @@ func (s *Store) fanOutImages(
 		inserted, leased []pgtype.UUID
 		fresh, marked    []int64
 	)
-	if err := s.queryRow(ctx, t.image, args...).Scan(&inserted, &leased, &fresh, &marked); err != nil {
+	if err := s.queryRow(ctx, sql, args...).Scan(&inserted, &leased, &fresh, &marked); err != nil {
 		return err
 	}
 	for i, n := range images {

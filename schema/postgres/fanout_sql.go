@@ -166,13 +166,16 @@ func (t *eventTable) render() {
 	)
 	t.fanOut = x.Replace(fanOutSQL)
 	t.unmarked = x.Replace(unmarkedSQL)
-	markLate := "SELECT n FROM batch"
-	if t.Mark.Kind != schema.MarkNone {
-		markLate = "{mark} RETURNING b.n"
-	}
 	// Images are of distinct events, whatever the table's key allows.
-	image := strings.NewReplacer("{mark_late}", markLate, "{unique}", "fresh").Replace(imageSQL)
-	t.image, t.markLate = x.Replace(image), x.Replace(markLateSQL)
+	image := func(mark string) string {
+		return x.Replace(strings.NewReplacer("{mark_late}", mark, "{unique}", "fresh").Replace(imageSQL))
+	}
+	t.imageOnly = image("SELECT n FROM batch") // all count as marked: there is nothing to do later
+	t.image = t.imageOnly
+	if t.Mark.Kind != schema.MarkNone {
+		t.image = image("{mark} RETURNING b.n")
+	}
+	t.markLate = x.Replace(markLateSQL)
 	t.quarantineUnmarked = x.Replace(quarantineUnmarkedSQL)
 	t.quarantine = t.quarantineUnmarked
 	if t.Mark.Kind != schema.MarkNone {
