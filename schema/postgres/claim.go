@@ -27,7 +27,7 @@ import (
 // one is the largest scan; the outer one decides how far the inner one gets.
 const claimSQL = `
 WITH clock AS MATERIALIZED (
-    SELECT {now} AS now, {durable} AS durable
+    SELECT {now} AS now
 ), want AS MATERIALIZED (
     SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
         AS w (n, stored, room, scan, window_us, max_claims)
@@ -172,13 +172,10 @@ func (c *claiming) wanted(further bool) wants {
 // pass runs the statement once, on one delivery only unless only is nil.
 func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
 	var rows []claimedRow
-	err := again(ctx, func() error {
-		result, err := c.query(ctx, c.sql.claim, w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
+	err := again(ctx, func() (err error) {
+		rows, err = changeRows(ctx, c.Store, durable, scanClaimed, c.sql.claim,
+			w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
 			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list(), slices.Max(w.scans))
-		if err != nil {
-			return err
-		}
-		rows, err = pgx.CollectRows(result, scanClaimed)
 		return err
 	})
 	if err != nil {

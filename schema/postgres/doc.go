@@ -19,9 +19,8 @@
 //
 // Ownership: the store opens nothing and closes nothing; it uses the pool it was
 // given, which must lead to the primary, and may lead through a pooler in transaction
-// mode. The pool's query mode decides how statements are sent, but they are never prepared
-// by name, because the plan of a prepared statement does not follow a table that grows. It starts no goroutine. All methods may be called from
-// any goroutine.
+// mode if the pool's query mode fits that: nothing is left behind in a session. It starts
+// no goroutine. All methods may be called from any goroutine.
 //
 // On failure: every statement is one transaction, so an error means that nothing was
 // written, or that the commit's answer was lost, which a repeated call finds out by

@@ -121,6 +121,10 @@ func (t *eventTable) pending() string {
 	}
 }
 
+// pendingByKey is pending for rows that are looked up by their keys, in a way that no index on the mark fits;
+// see stillOpenSQL.
+func (t *eventTable) pendingByKey() string { return parens(t.pending()) + "::int = 1" }
+
 // typed is the condition for a row that is an event and no sentinel.
 func (t *eventTable) typed() string {
 	switch t.columns[t.Columns.Type].base {

@@ -81,7 +81,7 @@ func (s *Store) unlease(ctx context.Context, b *fanBatch, created []delivery.Cre
 	}
 	slices.Sort(ids)
 	return again(ctx, func() error {
-		_, err := s.exec(ctx, s.sql.unlease, ids, b.Lease.Token.String())
+		_, err := s.changeOnly(ctx, durable, s.sql.unlease, ids, b.Lease.Token.String())
 		return err
 	})
 }
@@ -219,7 +219,7 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 	)
 	s.markLate(ctx, t)
 	args := append([]any{ids, keys, targets}, b.targetArgs(all)...)
-	if err := s.queryRow(ctx, t.fanOut, args...).Scan(&inserted, &leased, &fresh, &b.absent, &duplicates, &b.unmarked); err != nil {
+	if err := s.changeRow(ctx, durable, []any{&inserted, &leased, &fresh, &b.absent, &duplicates, &b.unmarked}, t.fanOut, args...); err != nil {
 		return err
 	}
 	result.Created = b.created(inserted, leased)
@@ -250,7 +250,7 @@ func (s *Store) fanOutUnmarked(
 		fresh, absent    []int64
 	)
 	args := append([]any{unmarked, ids, keys}, b.targetArgs(unmarked)...)
-	if err := s.queryRow(ctx, t.unmarked, args...).Scan(&inserted, &leased, &fresh, &absent); err != nil {
+	if err := s.changeRow(ctx, durable, []any{&inserted, &leased, &fresh, &absent}, t.unmarked, args...); err != nil {
 		return err
 	}
 	b.absent = append(b.absent, absent...)
@@ -304,7 +304,7 @@ func (s *Store) fanOutImages(
 		inserted, leased []pgtype.UUID
 		fresh, marked    []int64
 	)
-	if err := s.queryRow(ctx, sql, args...).Scan(&inserted, &leased, &fresh, &marked); err != nil {
+	if err := s.changeRow(ctx, durable, []any{&inserted, &leased, &fresh, &marked}, sql, args...); err != nil {
 		return err
 	}
 	for i, n := range images {
@@ -327,12 +327,12 @@ func (s *Store) Quarantine(ctx context.Context, fan delivery.Fan, cause error) e
 	}
 	args := quarantineArgs(fan, cause)
 	err := s.withTable(ctx, func(t *eventTable) error {
-		_, err := s.exec(ctx, t.quarantine, args...)
+		_, err := s.changeOnly(ctx, durable, t.quarantine, args...)
 		return err
 	})
 	if err != nil && rejected(err) {
 		if unmarked := s.withTable(ctx, func(t *eventTable) error {
-			_, err := s.exec(ctx, t.quarantineUnmarked, args...)
+			_, err := s.changeOnly(ctx, durable, t.quarantineUnmarked, args...)
 			return err
 		}); unmarked == nil {
 			return fmt.Errorf("quarantine event %s: its deliveries are BLOCKED, but the database refuses its mark: %w", fan.Event.ID, err)

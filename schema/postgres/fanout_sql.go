@@ -6,10 +6,6 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 )
 
-// durableSQL makes the commit of its own statement wait for the disk where the database is configured
-// not to: the position is confirmed after it, and then the log does not bring the event again.
-const durableSQL = "CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END"
-
 // fanOutSQL marks the events of a batch and inserts their deliveries.
 //
 // batch has one row per event, sorted by id, so that two statements about the same events
@@ -55,7 +51,7 @@ const insertSQL = `
     SELECT * FROM unnest($4::text[], $5::bigint[], $6::text[], $7::boolean[], $8::bigint[], $9::text[], $10::text[])
         AS g (id, n, handler, lease, window_us, blocked, detail)
 ), clock AS MATERIALIZED (
-    SELECT {now} AS now, {durable} AS durable FROM (SELECT count(*) FROM fresh) AS after_fresh
+    SELECT {now} AS now FROM (SELECT count(*) FROM fresh) AS after_fresh
 ), inserted AS (
     INSERT INTO {deliveries} AS d (
         id, event_id, handler_name, namespace, action_id, action_name, action_params, started_date, completion_date,
@@ -142,7 +138,7 @@ SELECT g.id::uuid, $1::text::uuid, left(g.handler, 255), left($5::text, 255), $6
        left(NULLIF($10::text, ''), 255), left(NULLIF($11::text, ''), 255), left($12::text, 255), e.date,
        'BLOCKED', 0, GREATEST(LEAST(e.date, c.now), '0001-01-01'), c.now, c.now, 0, $14::text, NULLIF($15::text, '')
 FROM unnest($3::text[], $4::text[]) AS g (id, handler)
-CROSS JOIN (SELECT {now} AS now, {durable} AS durable OFFSET 0) AS c
+CROSS JOIN (SELECT {now} AS now) AS c
 CROSS JOIN LATERAL (SELECT COALESCE($13::text::timestamp, c.now) AS date) AS e
 ON CONFLICT (event_id, handler_name) DO NOTHING`
 
@@ -151,7 +147,6 @@ ON CONFLICT (event_id, handler_name) DO NOTHING`
 func (t *eventTable) render() {
 	x := strings.NewReplacer(
 		"{now}", t.now,
-		"{durable}", durableSQL,
 		"{deliveries}", t.deliveries,
 		"{from}", t.from,
 		"{id}", t.ref(t.Columns.ID),
@@ -162,7 +157,7 @@ func (t *eventTable) render() {
 		"{mark}", t.markSQL(),
 		"{unmarked}", t.listUnmarkedSQL(),
 		"{values}", t.deliveryValues(),
-		"{pending}", t.pending(),
+		"{pending}", t.pendingByKey(),
 	)
 	t.fanOut = x.Replace(fanOutSQL)
 	t.unmarked = x.Replace(unmarkedSQL)
@@ -212,7 +207,7 @@ func (t *eventTable) markSQL() string {
 	case schema.MarkNone:
 		return ""
 	case schema.MarkBoolean:
-		set, guard = column+" = true", t.ref(t.Mark.Column)+" IS NOT TRUE"
+		set, guard = column+" = true", t.ref(t.Mark.Column)+" IS NOT TRUE" // which no partial index fits
 	case schema.MarkStatus:
 		typ := "::" + t.columns[t.Mark.Column].typ
 		set = column + " = CASE WHEN b.targets > 0 OR EXISTS (SELECT FROM " + t.deliveries + " d WHERE d.event_id = b.id) THEN " +
@@ -224,7 +219,7 @@ func (t *eventTable) markSQL() string {
 			}
 			set += ", " + quoteIdent(t.Mark.At) + " = " + now
 		}
-		guard = t.pending()
+		guard = t.pendingByKey()
 	}
 	return "UPDATE " + t.from + " AS t SET " + set + " FROM batch AS b WHERE " + t.ref(t.Columns.ID) + " = b.key AND " + guard
 }
@@ -280,7 +275,7 @@ func (t *eventTable) listUnmarkedSQL() string {
 	}
 	return `ARRAY(SELECT b.n FROM batch b
              WHERE NOT EXISTS (SELECT FROM fresh f WHERE f.n = b.n)
-               AND EXISTS (SELECT FROM ` + t.from + ` AS t WHERE ` + t.ref(t.Columns.ID) + ` = b.key AND ` + t.pending() + `))`
+               AND EXISTS (SELECT FROM ` + t.from + ` AS t WHERE ` + t.ref(t.Columns.ID) + ` = b.key AND ` + t.pendingByKey() + `))`
 }
 
 // duplicatesSQL lists the events of the batch that several rows carry.

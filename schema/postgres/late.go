@@ -76,12 +76,9 @@ func (s *Store) markLate(ctx context.Context, t *eventTable) {
 	for _, e := range events {
 		ids, keys, targets = append(ids, e.id), append(keys, e.key), append(targets, e.targets)
 	}
-	rows, err := s.query(ctx, t.markLate, ids, keys, targets)
+	marked, err := changeRows(ctx, s, durable, pgx.RowTo[string], t.markLate, ids, keys, targets)
 	if err == nil {
-		var marked []string
-		if marked, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
-			events = slices.DeleteFunc(events, func(e lateEvent) bool { return slices.Contains(marked, e.id) })
-		}
+		events = slices.DeleteFunc(events, func(e lateEvent) bool { return slices.Contains(marked, e.id) })
 	}
 	s.late.add(events...)
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,8 +39,8 @@ func (p plan) read(relation string) float64 {
 	return most
 }
 
-// explain runs a statement, takes it back, and returns what it did.
-func explain(t *testing.T, db *testdb.DB, mode pgx.QueryExecMode, sql string, args ...any) plan {
+// explain runs a statement with settings, takes it back, and returns what it did.
+func explain(t *testing.T, db *testdb.DB, with settings, sql string, args ...any) plan {
 	t.Helper()
 	tx, err := db.Pool().Begin(t.Context())
 	if err != nil {
@@ -50,8 +51,14 @@ func explain(t *testing.T, db *testdb.DB, mode pgx.QueryExecMode, sql string, ar
 			t.Error(err)
 		}
 	}()
+	if with != "" {
+		if _, err := tx.Exec(t.Context(), string(with)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	var out []byte
-	if err := tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+sql, append([]any{mode}, args...)...).Scan(&out); err != nil {
+	args = append([]any{pgx.QueryExecModeCacheDescribe}, args...)
+	if err := tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+sql, args...).Scan(&out); err != nil {
 		t.Fatal(err)
 	}
 	var plans []struct{ Plan plan }
@@ -92,7 +99,7 @@ CREATE INDEX event_notifications_claim ON eventlog.event_notifications (handler_
 		const limit = 100
 		check := func(when string) {
 			t.Helper()
-			claim := explain(t, db, s.mode, s.sql.claim, []int64{1, 2}, []string{"billing", "mail"}, []int64{limit, limit}, []int64{limit, limit},
+			claim := explain(t, db, durable, s.sql.claim, []int64{1, 2}, []string{"billing", "mail"}, []int64{limit, limit}, []int64{limit, limit},
 				[]int64{micros(1e18), 0}, []int64{0, 5}, uuid.NewString(), "o", int64(60e6), (*string)(nil), []string{}, int64(limit))
 			if read := claim.read("event_notifications"); read > 2*limit {
 				t.Errorf("%s: a claim of 2 x %d read %.0f rows", when, limit, read)
@@ -101,7 +108,7 @@ CREATE INDEX event_notifications_claim ON eventlog.event_notifications (handler_
 			if blocks := claim.Hit + claim.Read; blocks > 2*limit*40 {
 				t.Errorf("%s: a claim of 2 x %d touched %d blocks", when, limit, blocks)
 			}
-			due := explain(t, db, s.mode, s.sql.nextDue, []string{"billing", "mail", "none"}, []string{})
+			due := explain(t, db, "", s.sql.nextDue, []string{"billing", "mail", "none"}, []string{})
 			if read := due.read("event_notifications"); read > 3 {
 				t.Errorf("%s: the next due date took %.0f rows", when, read)
 			}
@@ -109,15 +116,21 @@ CREATE INDEX event_notifications_claim ON eventlog.event_notifications (handler_
 			for i := range ids {
 				ids[i] = uuid.NewString()
 			}
-			renew := explain(t, db, s.mode, s.sql.renew, ids, ids, int64(1))
+			renew := explain(t, db, durable, s.sql.renew, ids, ids, int64(1))
 			if blocks := renew.Hit + renew.Read; blocks > limit*10 {
 				t.Errorf("%s: renewing %d leases touched %d blocks", when, limit, blocks)
+			}
+			zeros := make([]int64, limit)
+			settle := explain(t, db, fast, s.sql.settle, ids, ids, make([]int32, limit), zeros, zeros, zeros,
+				make([]string, limit), make([]string, limit), make([]string, limit), make([]int32, limit), zeros)
+			if blocks := settle.Hit + settle.Read; blocks > limit*10 {
+				t.Errorf("%s: settling %d deliveries touched %d blocks", when, limit, blocks)
 			}
 		}
 		check("without statistics")
 		db.Exec(`ANALYZE eventlog.event_notifications`)
 		check("with statistics")
-		orphans := explain(t, db, s.mode, s.sql.orphans, int64(1), []string{}, int64(limit))
+		orphans := explain(t, db, "", s.sql.orphans, int64(1), []string{}, int64(limit))
 		if read := orphans.read("event_notifications"); read > 3*limit {
 			t.Errorf("the look for orphans read %.0f rows", read)
 		}
@@ -153,8 +166,40 @@ FROM generate_series(1, %d) n CROSS JOIN LATERAL (SELECT timestamp '2031-05-17 1
 			"prefix": {false, []string{}, []string{"order."}, []string{}, limit},
 			"all":    {true, []string{}, []string{}, []string{}, limit},
 		} {
-			if read := explain(t, db, s.mode, events.undelivered, args...).read("events"); read > 4*limit {
+			if read := explain(t, db, "", events.undelivered, args...).read("events"); read > 4*limit {
 				t.Errorf("%s: a look for %d events read %.0f rows", name, limit, read)
+			}
+		}
+	})
+}
+
+// TestFanOutReadsWhatItMarks: however many rows the event table has, and whatever the statistics say.
+func TestFanOutReadsWhatItMarks(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		l := layouts()[1] // a status, with an index that looks tempting
+		db := newTestDB(t, major, l)
+		db.Exec(`CREATE INDEX ON "Shop's"."Event ""Log""" (at) WHERE status = 'PENDING'; ANALYZE "Shop's"."Event ""Log"""`)
+		db.Exec(`INSERT INTO "Shop's"."Event ""Log""" ("Id", type, at) SELECT md5(n::text)::uuid, 'a', '2031-05-17' FROM generate_series(1, 60000) n`)
+		s := newStore(t, db.Pool(), l.table)
+		events, err := s.eventTable(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n = 100
+		ids, targets, numbers := make([]string, n), make([]string, n), make([]int64, n)
+		for i := range n {
+			targets[i], numbers[i] = uuid.NewString(), int64(i)+1
+			ids[i], _ = schema.EventID("x", fmt.Sprint(i))
+		}
+		fill := func(s string) []string { return slices.Repeat([]string{s}, n) }
+		for _, analysed := range []bool{false, true} {
+			if analysed {
+				db.Exec(`ANALYZE "Shop's"."Event ""Log"""`)
+			}
+			fanOut := explain(t, db, durable, events.fanOut, ids, ids, numbers, targets, numbers, fill("h"), make([]bool, n), make([]int64, n),
+				fill(""), fill(""), uuid.NewString(), "o", int64(1))
+			if blocks := fanOut.Hit + fanOut.Read; blocks > n*30 {
+				t.Errorf("statistics %v: a fan-out of %d events touched %d blocks", analysed, n, blocks)
 			}
 		}
 	})

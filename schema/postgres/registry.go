@@ -119,7 +119,7 @@ UPDATE {deliveries} AS d SET
     state = 'BLOCKED', reason = 'no_handler', lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = c.now
 FROM unnest($1::text[]) AS o (id)
 CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = o.id::uuid AND d.state IN ('PENDING', 'FAILED') AND d.next_retry_at <= c.now
+WHERE d.id = o.id::uuid AND {open} AND d.next_retry_at <= c.now
   AND (d.lease_until IS NULL OR d.lease_until <= c.now)
   AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = d.handler_name OR d.handler_name = ANY (h.aliases))
                   AND h.last_seen > c.now - $2::bigint * interval '1 microsecond')`
@@ -138,7 +138,7 @@ UPDATE {deliveries} AS d SET
     updated_date = c.now
 FROM unnest($1::text[]) AS o (id)
 CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = o.id::uuid AND d.state = 'BLOCKED' AND d.reason = 'no_handler'`
+WHERE d.id = o.id::uuid AND d.state || '' = 'BLOCKED' AND d.reason = 'no_handler'`
 
 // BlockOrphans implements pipeline.RegistryStore. Every delivery that was due for the whole of grace
 // counts, whoever wrote it.
@@ -148,7 +148,7 @@ func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, err
 			return s.ids(ctx, s.sql.orphans, micros(grace), refused, stepSize)
 		},
 		func(ids []string) (int64, error) {
-			tag, err := s.exec(ctx, s.sql.block, ids, micros(grace))
+			tag, err := s.changeOnly(ctx, durable, s.sql.block, ids, micros(grace))
 			return tag.RowsAffected(), err
 		})
 	if err != nil {
@@ -164,7 +164,7 @@ func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
 			return s.ids(ctx, s.sql.stuck, nonNil(names), refused, stepSize)
 		},
 		func(ids []string) (int64, error) {
-			tag, err := s.exec(ctx, s.sql.revive, ids)
+			tag, err := s.changeOnly(ctx, durable, s.sql.revive, ids)
 			return tag.RowsAffected(), err
 		})
 	if err != nil {

@@ -18,9 +18,6 @@ import (
 // settleSQL writes outcomes. The verdicts are numbers: 0 success, 1 retry, 2 fail, 3 block,
 // 4 discard, 5 give back; see delivery.Verdict. The outcomes are sorted by id, so that two
 // statements about the same deliveries lock them in the same order.
-//
-// The commit does not wait for the disk: losing an outcome in a crash of the server costs a
-// repeat, not a loss. The setting ends with the transaction, which is this statement.
 const settleSQL = `
 WITH outcome AS MATERIALIZED (
     SELECT o.id::uuid AS id, o.token::uuid AS token, o.verdict, o.delay_us * interval '1 microsecond' AS delay,
@@ -30,7 +27,7 @@ WITH outcome AS MATERIALIZED (
                 $7::text[], $8::text[], $9::text[], $10::int[], $11::bigint[])
         AS o (id, token, verdict, delay_us, window_us, max_claims, reason, error, message, attempt, took_us)
 ), clock AS MATERIALIZED (
-    SELECT {now} AS now, set_config('synchronous_commit', 'off', true) AS asynchronous
+    SELECT {now} AS now
 ), settled AS (
     UPDATE {deliveries} AS d SET
         state = CASE o.verdict
@@ -62,7 +59,7 @@ WITH outcome AS MATERIALIZED (
     FROM outcome AS o CROSS JOIN clock AS c
     WHERE d.id = o.id
       AND d.lease_token = o.token
-      AND d.state IN ('PENDING', 'FAILED')
+      AND {open}
       AND (o.verdict <> 0 OR d.lease_until > {now})
     RETURNING d.id, d.state, d.reason, o.verdict, o.error, o.message, o.attempt, o.took_us, c.now
 ), history AS (
@@ -121,23 +118,19 @@ func (s *Store) settle(ctx context.Context, outcomes []delivery.Outcome) ([]deli
 		took = append(took, micros(o.Took))
 	}
 	var settled []delivery.Settled
-	err := again(ctx, func() error {
-		rows, err := s.query(ctx, s.sql.settle, ids, tokens, verdicts, delays, windows, limits, reasons, codes, messages, attempts, took)
-		if err != nil {
-			return err
-		}
-		settled, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (delivery.Settled, error) {
-			var (
-				id  pgtype.UUID
-				one delivery.Settled
-			)
-			err := row.Scan(&id, &one.State)
-			one.ID = id.Bytes
-			return one, err
-		})
+	err := again(ctx, func() (err error) {
+		settled, err = changeRows(ctx, s, fast, scanSettled, s.sql.settle,
+			ids, tokens, verdicts, delays, windows, limits, reasons, codes, messages, attempts, took)
 		return err
 	})
 	return settled, err
+}
+
+func scanSettled(row pgx.CollectableRow) (one delivery.Settled, err error) {
+	var id pgtype.UUID
+	err = row.Scan(&id, &one.State)
+	one.ID = id.Bytes
+	return one, err
 }
 
 // renewSQL extends leases. A renewed lease is the new due time as well, so that the row
@@ -148,8 +141,8 @@ UPDATE {deliveries} AS d SET
     next_retry_at = c.now + $3::bigint * interval '1 microsecond',
     updated_date = c.now
 FROM unnest($1::text[], $2::text[]) AS l (id, token)
-CROSS JOIN (SELECT {now} AS now, {durable} AS durable OFFSET 0) AS c
-WHERE d.id = l.id::uuid AND d.lease_token = l.token::uuid AND d.state IN ('PENDING', 'FAILED')
+CROSS JOIN (SELECT {now} AS now) AS c
+WHERE d.id = l.id::uuid AND d.lease_token = l.token::uuid AND {open}
 RETURNING d.id`
 
 // Renew implements pipeline.HandlingStore. A lease that ran out is renewed as long as nobody else
@@ -164,12 +157,8 @@ func (s *Store) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.D
 			ids[i], tokens[i] = l.ID.String(), l.Token.String()
 		}
 		var renewed []pgtype.UUID
-		err := again(ctx, func() error {
-			rows, err := s.query(ctx, s.sql.renew, ids, tokens, micros(by))
-			if err != nil {
-				return err
-			}
-			renewed, err = pgx.CollectRows(rows, pgx.RowTo[pgtype.UUID])
+		err := again(ctx, func() (err error) {
+			renewed, err = changeRows(ctx, s, durable, pgx.RowTo[pgtype.UUID], s.sql.renew, ids, tokens, micros(by))
 			return err
 		})
 		for _, id := range renewed {

@@ -97,7 +97,7 @@ func render(schemaName, now string) statements {
 	in := func(table string) string { return pgx.Identifier{schemaName, table}.Sanitize() }
 	x := strings.NewReplacer(
 		"{now}", now,
-		"{durable}", durableSQL,
+		"{open}", stillOpenSQL,
 		"{deliveries}", in("event_notifications"),
 		"{attempts}", in("event_notification_attempts"),
 		"{handlers}", in("handlers"),
@@ -125,10 +125,10 @@ func render(schemaName, now string) statements {
 	}
 }
 
-// queryMode is how statements are sent: as the pool is configured, but never as named prepared
-// statements. The server keeps one plan for such a statement, and a plan that was made while
-// a table was small reads all of it for every batch after it has grown, until the
-// next ANALYZE. Planning costs half a millisecond per batch and follows the tables.
+// queryMode is how questions are sent: as the pool is configured, but never as named prepared
+// statements. The server may keep one plan for such a statement, and a plan that was made while
+// a table was small does not follow its growth until the next ANALYZE. Statements that change
+// rows have a setting against that, see tuning.
 func queryMode(pool *pgxpool.Pool) pgx.QueryExecMode {
 	mode := pool.Config().ConnConfig.DefaultQueryExecMode
 	if mode == pgx.QueryExecModeCacheStatement {

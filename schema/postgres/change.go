@@ -1,0 +1,88 @@
+package postgres
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A statement that changes rows is sent together with settings for its own transaction, in
+// one round trip.
+//
+// The rows it changes are named by lists, up to two thousand keys at a time, sorted. The
+// planner likes to answer that by reading the whole table into a hash join, up to a few
+// hundred thousand rows, and then locks them in the order of the table. Without hash
+// joins and sequential scans it looks each key up, in order: it reads what it changes, and two
+// statements about the same rows do not deadlock. The plan is made for the lists at
+// hand and the table as it is now; a plan kept from the time when the table was small
+// would not follow its growth until the next ANALYZE. Compilation does not pay for statements
+// of milliseconds.
+const tuning = `SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_seqscan', 'off', true),
+    set_config('plan_cache_mode', 'force_custom_plan', true), set_config('jit', 'off', true), `
+
+// stillOpenSQL says that a delivery is open, in a way that no partial index fits: a backlog may have grown
+// since the statistics were taken, and reading all of it to find a few keys would look cheap.
+const stillOpenSQL = "d.state || '' IN ('PENDING', 'FAILED')"
+
+// settings say what else holds for a transaction.
+type settings string
+
+const (
+	// durable: the commit waits for the disk even where the database, or the role, is set not to. The
+	// position of the log is confirmed after a fan-out, and a lease that a crash
+	// forgets would be given twice.
+	durable settings = tuning + `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
+	// fast: the commit does not wait. Losing an outcome in a crash of the server costs a repeat, not a loss.
+	fast settings = tuning + `set_config('synchronous_commit', 'off', true)`
+)
+
+// changeRows runs a statement that changes rows, as a transaction of its own, and returns what scan
+// makes of the rows that it returns.
+func changeRows[T any](ctx context.Context, s *Store, with settings, scan pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+	err = s.batch(ctx, with, sql, args, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err != nil {
+			return err
+		}
+		list, err = pgx.CollectRows(rows, scan)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list, nil
+}
+
+// changeRow is changeRows for a statement that returns one row.
+func (s *Store) changeRow(ctx context.Context, with settings, into []any, sql string, args ...any) error {
+	return s.batch(ctx, with, sql, args, func(results pgx.BatchResults) error {
+		return results.QueryRow().Scan(into...)
+	})
+}
+
+// changeOnly is changeRows for a statement that returns nothing.
+func (s *Store) changeOnly(ctx context.Context, with settings, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	err = s.batch(ctx, with, sql, args, func(results pgx.BatchResults) error {
+		tag, err = results.Exec()
+		return err
+	})
+	return tag, err
+}
+
+// batch sends the settings and the statement. It returns after the commit, whose failure is
+// an error like any other.
+func (s *Store) batch(ctx context.Context, with settings, sql string, args []any, read func(pgx.BatchResults) error) error {
+	b := &pgx.Batch{}
+	b.Queue(string(with))
+	b.Queue(sql, args...)
+	results := s.pool.SendBatch(ctx, b)
+	_, err := results.Exec()
+	if err == nil {
+		err = read(results)
+	}
+	if committed := results.Close(); err == nil {
+		err = committed
+	}
+	return err
+}
