@@ -164,6 +164,18 @@ type Outcome struct {
 type Settled struct {
 	ID    uuid.UUID
 	State State
+	// Locked says that the outcome was not written, because another session has the row
+	// locked; State is empty. The same outcome may be written later.
+	Locked bool
+}
+
+// Renewal says what became of leases that were to be extended. Those in neither list are lost.
+type Renewal struct {
+	// Held leases are extended.
+	Held []uuid.UUID
+	// Locked leases are not: another session has the row locked, and whether it will be
+	// ours afterwards is unknown.
+	Locked []uuid.UUID
 }
 
 // LeaseRef names a held lease.

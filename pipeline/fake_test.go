@@ -29,6 +29,8 @@ type fakeStore struct {
 	before, after func(ctx context.Context, op string) error
 	// bad says that the database refuses this outcome.
 	bad func(delivery.Outcome) bool
+	// locked says that another session has the row locked. It is called with mu held.
+	locked func(uuid.UUID) bool
 
 	mu    sync.Mutex
 	ids   uint64
@@ -214,6 +216,10 @@ func (s *fakeStore) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]
 	}
 	err := s.do(ctx, "settle", len(outcomes), func() {
 		for _, o := range outcomes {
+			if s.locked != nil && s.locked(o.ID) {
+				settled = append(settled, delivery.Settled{ID: o.ID, Locked: true})
+				continue
+			}
 			if r := s.rows[o.ID]; r != nil && r.state.Open() && r.token == o.Token && r.settle(o) {
 				settled = append(settled, delivery.Settled{ID: r.id, State: r.state})
 			}
@@ -262,18 +268,22 @@ func (r *fakeRow) settle(o delivery.Outcome) bool {
 	return true
 }
 
-func (s *fakeStore) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) ([]uuid.UUID, error) {
-	var held []uuid.UUID
+func (s *fakeStore) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (delivery.Renewal, error) {
+	var result delivery.Renewal
 	err := s.do(ctx, "renew", len(leases), func() {
 		for _, l := range leases {
+			if s.locked != nil && s.locked(l.ID) {
+				result.Locked = append(result.Locked, l.ID)
+				continue
+			}
 			if r := s.rows[l.ID]; r != nil && r.state.Open() && r.token == l.Token {
 				r.until = time.Now().Add(by)
 				r.due = r.until
-				held = append(held, r.id)
+				result.Held = append(result.Held, r.id)
 			}
 		}
 	})
-	return held, err
+	return result, err
 }
 
 // recorder is an Observer that adds up.

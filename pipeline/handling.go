@@ -271,6 +271,9 @@ func (h *handling) unwrittenError() error {
 		return nil
 	}
 	_, err := h.settles.present()
+	if err == nil {
+		err = errors.New("another session has their rows locked")
+	}
 	return fmt.Errorf("stop: %d outcomes were not written; their deliveries are attempted again when the leases end: %w", len(h.ended), err)
 }
 

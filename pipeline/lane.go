@@ -67,6 +67,9 @@ type attempt struct {
 	// took effect. reduced: the text of the outcome was refused and left out. Owned by
 	// the writer.
 	ambiguous, reduced bool
+	// notBefore is when the outcome is tried again after its row was found locked. Guarded by
+	// handling.mu.
+	notBefore time.Time
 }
 
 // trustedUntil is when this process stops trusting its lease: early enough for

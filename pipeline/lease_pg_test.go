@@ -71,8 +71,8 @@ func TestQ2_StaleBatchedAckOnARealServer(t *testing.T) {
 // noRenewal is a store whose renewals do not get through.
 type noRenewal struct{ outcomeStore }
 
-func (noRenewal) Renew(context.Context, []delivery.LeaseRef, time.Duration) ([]uuid.UUID, error) {
-	return nil, errors.New("no route to host")
+func (noRenewal) Renew(context.Context, []delivery.LeaseRef, time.Duration) (delivery.Renewal, error) {
+	return delivery.Renewal{}, errors.New("no route to host")
 }
 
 func TestQ3_RenewalAloneFailsOnARealServer(t *testing.T) {

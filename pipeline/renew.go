@@ -49,14 +49,14 @@ func (w *writer) renewSome(ctx context.Context, attempts []*attempt) bool {
 	ctx, cancel := context.WithTimeout(ctx, w.h.statement)
 	defer cancel()
 	from := time.Now()
-	held, err := w.h.store.Renew(ctx, leases, w.h.lease)
+	renewal, err := w.h.store.Renew(ctx, leases, w.h.lease)
 	if err != nil {
 		w.h.observer.Count(CountRenewError, "", 1)
 		w.h.renewals.failed(err)
 		return false
 	}
 	w.h.renewals.recovered()
-	w.h.renewed(attempts, held, from)
+	w.h.renewed(attempts, renewal, from)
 	return true
 }
 
@@ -74,17 +74,25 @@ func (h *handling) aging(now time.Time) []*attempt {
 }
 
 // renewed notes which leases are held since from. An attempt whose lease is not
-// held is told so, or never started.
-func (h *handling) renewed(attempts []*attempt, held []uuid.UUID, from time.Time) {
-	holds := make(map[uuid.UUID]bool, len(held))
-	for _, id := range held {
+// held is told so, or never started. Of a row that another session has locked nothing is known: it is
+// asked for again at the next tick, and trusted no longer than it was.
+func (h *handling) renewed(attempts []*attempt, renewal delivery.Renewal, from time.Time) {
+	holds := make(map[uuid.UUID]bool, len(renewal.Held))
+	for _, id := range renewal.Held {
 		holds[id] = true
+	}
+	unknown := make(map[uuid.UUID]bool, len(renewal.Locked))
+	for _, id := range renewal.Locked {
+		unknown[id] = true
 	}
 	h.mu.Lock()
 	var cancels []context.CancelCauseFunc
 	for _, a := range attempts {
 		if holds[a.id] {
 			a.leasedAt = from
+			continue
+		}
+		if unknown[a.id] {
 			continue
 		}
 		a.gone = true

@@ -230,3 +230,45 @@ func TestRenew_QueuedDeliveryThatWasTakenIsDropped(t *testing.T) {
 		}
 	})
 }
+
+// A lease whose row is locked is neither held nor lost: the handler runs on while the lease can be trusted,
+// and is told when it cannot.
+func TestRenew_ALockedLeaseIsJudgedByItsTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		ended := map[string]time.Duration{}
+		var mu sync.Mutex
+		h := does(func(ctx context.Context, e event.Envelope) error {
+			if e.Attempt > 1 {
+				return nil
+			}
+			start := time.Now()
+			select {
+			case <-ctx.Done():
+			case <-time.After(3 * time.Minute):
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ended[e.DeliveryID] = time.Since(start)
+			return ctx.Err()
+		})
+		h.Timeout = 10 * time.Minute // longer than the registry would allow
+		h.Concurrency = 2
+		b := newBench(store, h)
+		ids := store.add("h", 2)
+		var free atomic.Bool
+		store.locked = func(id uuid.UUID) bool { return id == ids[0] && !free.Load() }
+		b.launch(t)
+		elapse(4 * time.Minute)
+		free.Store(true)
+		elapse(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		if got := ended[ids[0].String()]; got >= b.lease || got < b.lease/2 {
+			t.Errorf("the handler whose lease is locked was told after %v", got)
+		}
+		if got := ended[ids[1].String()]; got != 3*time.Minute {
+			t.Errorf("its neighbour ended after %v", got)
+		}
+	})
+}

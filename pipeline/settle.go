@@ -17,6 +17,8 @@ const (
 	// out is asked for at least.
 	maxBatch = 2000
 	minBatch = 50
+	// lockedPause is how long an outcome waits whose row another session has locked.
+	lockedPause = 250 * time.Millisecond
 )
 
 // writer writes outcomes and renews leases, one statement at a time, so that the
@@ -27,6 +29,9 @@ const (
 // A statement that failed may have taken effect. It is sent again until it
 // succeeds, which the fence makes harmless, but outcomes that are not confirmed
 // then cannot be told from stale ones, and are counted as unknown instead.
+//
+// A row that another session has locked holds up its own outcome only, which goes to the end
+// of those that wait, for as long as the lock lasts or until the stop has no more time.
 type writer struct {
 	h *handling
 	// limit is the size of the next batch. It is halved when a statement times out, and
@@ -65,8 +70,11 @@ func (w *writer) run(ctx context.Context) {
 			// Until the pause is over, new outcomes are no reason to try.
 			writable = nil
 			again.Reset(pause)
-		} else {
-			writable = w.h.writable
+			continue
+		}
+		writable = w.h.writable
+		if wait := w.h.untilWritable(time.Now()); wait > 0 {
+			again.Reset(wait)
 		}
 	}
 }
@@ -77,13 +85,9 @@ func (w *writer) flush(ctx context.Context) {
 		if !w.h.unwritten() {
 			return
 		}
-		if pause := w.settle(ctx); pause > 0 {
-			timer := time.NewTimer(pause)
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-				timer.Stop()
-			}
+		pause := max(w.settle(ctx), w.h.untilWritable(time.Now()))
+		if pause > 0 && !sleep(ctx, pause) {
+			return
 		}
 	}
 }
@@ -115,6 +119,10 @@ func (w *writer) settle(ctx context.Context) (pause time.Duration) {
 // other error what is not known to be written goes back to the waiting outcomes.
 func (w *writer) write(ctx context.Context, batch []*attempt) error {
 	settled, err := w.send(ctx, batch)
+	if locked, others, written := splitLocked(batch, settled); len(locked) > 0 {
+		w.h.putLast(locked, time.Now().Add(lockedPause))
+		batch, settled = others, written
+	}
 	if err == nil {
 		w.h.settled(batch, settled)
 		return nil
@@ -142,6 +150,26 @@ func (w *writer) write(ctx context.Context, batch []*attempt) error {
 		w.h.dropOutcome(rest[0], err)
 	}
 	return nil
+}
+
+// splitLocked separates the attempts whose rows are locked, and their entries in settled, from the others.
+func splitLocked(batch []*attempt, settled []delivery.Settled) (locked, others []*attempt, written []delivery.Settled) {
+	waits := make(map[uuid.UUID]bool)
+	for _, s := range settled {
+		if s.Locked {
+			waits[s.ID] = true
+		} else {
+			written = append(written, s)
+		}
+	}
+	for _, a := range batch {
+		if waits[a.id] {
+			locked = append(locked, a)
+		} else {
+			others = append(others, a)
+		}
+	}
+	return locked, others, written
 }
 
 // split separates what took effect from the rest.
@@ -187,27 +215,66 @@ func (h *handling) unwritten() bool {
 }
 
 // takeEnded takes up to limit outcomes to be written, no two for one delivery:
-// the result of a statement names deliveries, not tokens.
+// the result of a statement names deliveries, not tokens. Those whose rows were found locked
+// wait for their time.
 func (h *handling) takeEnded(limit int) []*attempt {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n := min(limit, len(h.ended))
-	batch := make([]*attempt, 0, n)
-	taken := make(map[uuid.UUID]bool, n)
-	var later []*attempt
-	for _, a := range h.ended[:n] {
-		if taken[a.id] {
-			later = append(later, a)
-			continue
+	now := time.Now()
+	batch := make([]*attempt, 0, min(limit, len(h.ended)))
+	taken := make(map[uuid.UUID]bool, min(limit, len(h.ended)))
+	var left []*attempt
+	ready := false
+	for i, a := range h.ended {
+		if len(batch) == limit {
+			left = append(left, h.ended[i:]...)
+			ready = true
+			break
 		}
-		taken[a.id] = true
-		batch = append(batch, a)
+		switch {
+		case now.Before(a.notBefore):
+			left = append(left, a)
+		case taken[a.id]:
+			left = append(left, a)
+			ready = true
+		default:
+			taken[a.id] = true
+			batch = append(batch, a)
+		}
 	}
-	h.ended = slices.Concat(later, h.ended[n:])
-	if len(h.ended) > 0 {
+	h.ended = left
+	if ready {
 		signal(h.writable)
 	}
 	return batch
+}
+
+// untilWritable is how long it is until the first of the waiting outcomes may be written; 0 when one
+// may be now, or when there is none.
+func (h *handling) untilWritable(now time.Time) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var soonest time.Duration
+	for _, a := range h.ended {
+		wait := a.notBefore.Sub(now)
+		if wait <= 0 {
+			return 0
+		}
+		if soonest == 0 || wait < soonest {
+			soonest = wait
+		}
+	}
+	return soonest
+}
+
+// putLast returns outcomes to the end of those that wait, not to be tried before then.
+func (h *handling) putLast(batch []*attempt, then time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, a := range batch {
+		a.notBefore = then
+	}
+	h.ended = append(h.ended, batch...)
 }
 
 // putBack returns outcomes to the front of those that wait.

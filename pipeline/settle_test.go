@@ -297,3 +297,53 @@ func TestSettle_ReportsAttemptsWithWhatTheyLedTo(t *testing.T) {
 		}
 	})
 }
+
+// A session that locks one delivery row holds up its own outcome, and no other.
+func TestSettle_ALockedRowHoldsUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		b := newBench(store, does(succeed))
+		ids := store.add("h", 300)
+		var free atomic.Bool
+		store.locked = func(id uuid.UUID) bool { return id == ids[0] && !free.Load() }
+		b.launch(t)
+		elapse(10 * time.Minute)
+		if got := store.states(); got[delivery.Succeeded] != 299 {
+			t.Fatalf("states %v with one row locked", got)
+		}
+		store.add("h", 1)
+		b.wake("h")
+		elapse(20 * time.Millisecond)
+		if got := store.states(); got[delivery.Succeeded] != 300 {
+			t.Errorf("states %v: a new outcome waits for the locked one", got)
+		}
+		if stale, errs := b.obs.count(CountStale), b.obs.count(CountSettleError); stale != 0 || errs != 0 {
+			t.Errorf("%d stale, %d errors", stale, errs)
+		}
+		free.Store(true)
+		elapse(10 * time.Minute)
+		if got := store.states(); got[delivery.Succeeded] != 301 {
+			t.Errorf("states %v after the lock", got)
+		}
+	})
+}
+
+// A lock that never ends does not outlast the stop.
+func TestSettle_ALockedRowDoesNotKeepTheStopFromEnding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		b := newBench(store, does(succeed))
+		store.add("h", 3)
+		store.locked = func(uuid.UUID) bool { return true }
+		b.launch(t)
+		elapse(time.Second)
+		begun := time.Now()
+		err := b.halt()
+		if took := time.Since(begun); took > flushFor+time.Second {
+			t.Errorf("the stop took %v", took)
+		}
+		if err == nil {
+			t.Error("three outcomes are not written, and the stop says nothing")
+		}
+	})
+}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
@@ -40,13 +38,14 @@ type HandlingStore interface {
 	// NextDue returns how long it is until the earliest delivery of the named
 	// handlers is due, by the database's clock; ok is false when there is none.
 	NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error)
-	// Settle writes outcomes in one statement, each fenced by its token. The
-	// result lists those that took effect, together with an error too: the others may or
-	// may not have been written, unless the store's Rejected says true, which means that
+	// Settle writes outcomes in one statement, each fenced by its token. It waits for no row lock. The
+	// result lists those that took effect and those whose row is locked, together with an error too:
+	// the others may or may not have been written, unless the store's Rejected says true, which means that
 	// the data of at least one of them is at fault and none of them was written.
 	Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error)
-	// Renew extends leases in one statement and returns those it still held.
-	Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (held []uuid.UUID, err error)
+	// Renew extends leases in one statement, waits for no row lock, and says which leases
+	// are held and which it cannot tell of.
+	Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (delivery.Renewal, error)
 }
 
 // RegistryStore keeps what all processes must agree on about handlers.

@@ -56,6 +56,8 @@ type Hooks interface {
 	// Attempts returns the history of a delivery, oldest first.
 	Attempts(t testing.TB, id uuid.UUID) []Attempt
 
+	// LockDelivery locks a delivery row in a transaction that unlock ends.
+	LockDelivery(t testing.TB, id uuid.UUID) (unlock func())
 	// RefuseUpdates makes every update of a delivery fail, as a trigger of the user may.
 	RefuseUpdates(t testing.TB, id uuid.UUID)
 	// RefuseInserts makes every insert of a delivery of the event fail while it has a payload.

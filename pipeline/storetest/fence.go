@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"time"
@@ -21,6 +22,7 @@ func fenceTests() []test {
 		{"Q5_ARenewedLeaseIsNotTakenOver", renewedLease},
 		{"RenewTellsWhatIsHeld", renewTells},
 		{"RenewAndSettleAtOnce", renewAndSettle},
+		{"ALockedRowHoldsUpNoOther", lockedRow},
 	}
 }
 
@@ -173,7 +175,8 @@ func renewTells(s *suite) {
 	s.equal("nothing", 0, len(s.renew()))
 }
 
-// renewAndSettle touch the same rows in opposite order; neither fails.
+// renewAndSettle touch the same rows in opposite order; neither fails, and what one finds locked by the
+// other is written when it is tried again.
 func renewAndSettle(s *suite) {
 	const n = 200
 	var rows []Row
@@ -202,13 +205,65 @@ func renewAndSettle(s *suite) {
 	settled := 0
 	wg.Go(func() {
 		for chunk := range slices.Chunk(outcomes, n/10) {
-			done, err := s.Store.Settle(s.Context(), chunk)
-			if err != nil {
-				s.Error(err)
+			for len(chunk) > 0 {
+				done, err := s.Store.Settle(s.Context(), chunk)
+				if err != nil {
+					s.Error(err)
+					return
+				}
+				locked := map[uuid.UUID]bool{}
+				for _, one := range done {
+					if one.Locked {
+						locked[one.ID] = true
+					} else {
+						settled++
+					}
+				}
+				chunk = slices.DeleteFunc(slices.Clone(chunk), func(o delivery.Outcome) bool { return !locked[o.ID] })
 			}
-			settled += len(done)
 		}
 	})
 	wg.Wait()
 	s.equal("settled", n, settled)
+}
+
+// lockedRow: another session locks a delivery. What is written about the others is written at once, and the
+// locked one is neither stale nor lost.
+func lockedRow(s *suite) {
+	s.fanned(5, "billing")
+	claimed := s.claim(claimOf("billing", 5)).Claimed
+	locked := claimed[2]
+	unlock := s.LockDelivery(s, locked.ID)
+	var leases []delivery.LeaseRef
+	var outcomes []delivery.Outcome
+	for _, c := range claimed {
+		leases = append(leases, delivery.LeaseRef{ID: c.ID, Token: c.Token})
+		outcomes = append(outcomes, outcome(c, delivery.Success))
+	}
+	ctx, cancel := context.WithTimeout(s.Context(), time.Minute)
+	defer cancel()
+	renewal, err := s.Store.Renew(ctx, leases, leaseFor)
+	if err != nil || len(renewal.Held) != 4 || !slices.Equal(renewal.Locked, []uuid.UUID{locked.ID}) {
+		s.Fatalf("renewed %+v, %v", renewal, err)
+	}
+	settled, err := s.Store.Settle(ctx, outcomes)
+	if err != nil || len(settled) != 5 {
+		s.Fatalf("settled %+v, %v", settled, err)
+	}
+	for _, one := range settled {
+		if want := (delivery.Settled{ID: one.ID, State: delivery.Succeeded}); one.ID != locked.ID && one != want {
+			s.Errorf("got %+v", one)
+		}
+		if want := (delivery.Settled{ID: locked.ID, Locked: true}); one.ID == locked.ID && one != want {
+			s.Errorf("got %+v", one)
+		}
+	}
+	// A stale token is stale, whoever locks the row.
+	stale := outcome(locked, delivery.Success)
+	stale.Token = uuid.New()
+	s.equal("stale", 0, len(s.settle(stale)))
+	s.equal("lost", 0, len(s.renew(delivery.LeaseRef{ID: locked.ID, Token: stale.Token})))
+	unlock()
+	s.equal("held", []uuid.UUID{locked.ID}, s.renew(delivery.LeaseRef{ID: locked.ID, Token: locked.Token}))
+	s.equal("settled", []delivery.Settled{{ID: locked.ID, State: delivery.Succeeded}}, s.settle(outcome(locked, delivery.Success)))
 }

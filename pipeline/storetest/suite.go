@@ -167,11 +167,14 @@ func outcome(c delivery.Claimed, v delivery.Verdict) delivery.Outcome {
 
 func (s *suite) renew(leases ...delivery.LeaseRef) []uuid.UUID {
 	s.Helper()
-	held, err := s.Store.Renew(s.Context(), leases, leaseFor)
+	renewal, err := s.Store.Renew(s.Context(), leases, leaseFor)
 	if err != nil {
 		s.Fatal(err)
 	}
-	return held
+	if len(renewal.Locked) > 0 {
+		s.Errorf("%d leases are reported as locked, and nobody locks them", len(renewal.Locked))
+	}
+	return renewal.Held
 }
 
 func (s *suite) undelivered(q delivery.Undelivered) []event.Event {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -424,6 +425,20 @@ FROM eventlog.event_notification_attempts WHERE delivery_id = $1 ORDER BY id`, i
 		t.Fatal(err)
 	}
 	return list
+}
+
+func (h *hooks) LockDelivery(t testing.TB, id uuid.UUID) func() {
+	t.Helper()
+	tx, err := h.db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock := sync.OnceFunc(func() { _ = tx.Rollback(context.Background()) }) //nolint:usetesting // after the test
+	t.Cleanup(unlock)
+	if _, err := tx.Exec(t.Context(), `SELECT FROM eventlog.event_notifications WHERE id = $1 FOR UPDATE`, id.String()); err != nil {
+		t.Fatal(err)
+	}
+	return unlock
 }
 
 func (h *hooks) RefuseUpdates(t testing.TB, id uuid.UUID) {

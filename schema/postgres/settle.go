@@ -1,11 +1,9 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -16,8 +14,9 @@ import (
 )
 
 // settleSQL writes outcomes. The verdicts are numbers: 0 success, 1 retry, 2 fail, 3 block,
-// 4 discard, 5 give back; see delivery.Verdict. The outcomes are sorted by id, so that two
-// statements about the same deliveries lock them in the same order.
+// 4 discard, 5 give back; see delivery.Verdict. It waits for no lock: target takes the rows whose
+// lease is held, and leaves out those that another session has locked; they are returned as such. A row
+// that was taken from us between the look and the lock is among them, and is found to be so the next time.
 const settleSQL = `
 WITH outcome AS MATERIALIZED (
     SELECT o.id::uuid AS id, o.token::uuid AS token, o.verdict, o.delay_us * interval '1 microsecond' AS delay,
@@ -28,6 +27,11 @@ WITH outcome AS MATERIALIZED (
         AS o (id, token, verdict, delay_us, window_us, max_claims, reason, error, message, attempt, took_us)
 ), clock AS MATERIALIZED (
     SELECT {now} AS now
+), target AS MATERIALIZED (
+    SELECT o.*
+    FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
+    WHERE d.lease_token = o.token AND {open}
+    FOR NO KEY UPDATE OF d SKIP LOCKED
 ), settled AS (
     UPDATE {deliveries} AS d SET
         state = CASE o.verdict
@@ -56,10 +60,8 @@ WITH outcome AS MATERIALIZED (
             ELSE NULLIF(left(concat_ws(': ', o.error, o.message), 1000), '') END,
         finished_date = CASE WHEN o.verdict IN (0, 2, 4) OR (o.verdict = 1 AND ({expired} OR {exhausted})) THEN c.now END,
         updated_date = c.now
-    FROM outcome AS o CROSS JOIN clock AS c
+    FROM target AS o CROSS JOIN clock AS c
     WHERE d.id = o.id
-      AND d.lease_token = o.token
-      AND {open}
       AND (o.verdict <> 0 OR d.lease_until > {now})
     RETURNING d.id, d.state, d.reason, o.verdict, o.error, o.message, o.attempt, o.took_us, c.now
 ), history AS (
@@ -68,7 +70,11 @@ WITH outcome AS MATERIALIZED (
     FROM settled AS s
     WHERE s.verdict NOT IN (0, 5)
 )
-SELECT id, state FROM settled`
+SELECT id, state, false FROM settled
+UNION ALL
+SELECT d.id, '', true
+FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
+WHERE d.lease_token = o.token AND {open} AND o.id NOT IN (SELECT id FROM target)`
 
 // Parts of settleSQL. The comparisons are written so that no sum leaves the range of a timestamp:
 // event_date may be anything.
@@ -84,14 +90,12 @@ const (
 )
 
 // Settle implements pipeline.HandlingStore. An error means that no outcome was written, or that the
-// answer was lost.
+// answer was lost. No outcome waits for a row that another session has locked; see [delivery.Settled].
 func (s *Store) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
 	if len(outcomes) == 0 {
 		return nil, nil
 	}
-	sorted := slices.Clone(outcomes)
-	slices.SortFunc(sorted, func(a, b delivery.Outcome) int { return compareUUID(a.ID, b.ID) })
-	settled, err := s.settle(ctx, sorted)
+	settled, err := s.settle(ctx, outcomes)
 	if err != nil {
 		return nil, fmt.Errorf("settle %d deliveries: %w", len(outcomes), err)
 	}
@@ -128,51 +132,77 @@ func (s *Store) settle(ctx context.Context, outcomes []delivery.Outcome) ([]deli
 
 func scanSettled(row pgx.CollectableRow) (one delivery.Settled, err error) {
 	var id pgtype.UUID
-	err = row.Scan(&id, &one.State)
+	err = row.Scan(&id, &one.State, &one.Locked)
 	one.ID = id.Bytes
 	return one, err
 }
 
+type renewedLease struct {
+	id     uuid.UUID
+	locked bool
+}
+
+func scanRenewed(row pgx.CollectableRow) (one renewedLease, err error) {
+	var id pgtype.UUID
+	err = row.Scan(&id, &one.locked)
+	one.id = id.Bytes
+	return one, err
+}
+
 // renewSQL extends leases. A renewed lease is the new due time as well, so that the row
-// stays not due (A76).
+// stays not due (A76). It waits for no lock, as settleSQL does not.
 const renewSQL = `
+WITH lease AS MATERIALIZED (
+    SELECT l.id::uuid AS id, l.token::uuid AS token FROM unnest($1::text[], $2::text[]) AS l (id, token)
+), target AS MATERIALIZED (
+    SELECT l.id
+    FROM lease AS l JOIN {deliveries} AS d ON d.id = l.id
+    WHERE d.lease_token = l.token AND {open}
+    FOR NO KEY UPDATE OF d SKIP LOCKED
+), renewed AS (
 UPDATE {deliveries} AS d SET
     lease_until = c.now + $3::bigint * interval '1 microsecond',
     next_retry_at = c.now + $3::bigint * interval '1 microsecond',
     updated_date = c.now
-FROM unnest($1::text[], $2::text[]) AS l (id, token)
+FROM target AS l
 CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = l.id::uuid AND d.lease_token = l.token::uuid AND {open}
-RETURNING d.id`
+WHERE d.id = l.id
+RETURNING d.id
+)
+SELECT id, false FROM renewed
+UNION ALL
+SELECT d.id, true
+FROM lease AS l JOIN {deliveries} AS d ON d.id = l.id
+WHERE d.lease_token = l.token AND {open} AND l.id NOT IN (SELECT id FROM target)`
 
 // Renew implements pipeline.HandlingStore. A lease that ran out is renewed as long as nobody else
 // has claimed the delivery. Leases of rows that the database refuses to update are not held; the
 // others are renewed.
-func (s *Store) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (held []uuid.UUID, err error) {
-	sorted := slices.Clone(leases)
-	slices.SortFunc(sorted, func(a, b delivery.LeaseRef) int { return compareUUID(a.ID, b.ID) })
-	_, err = separately(sorted, func(part []delivery.LeaseRef) error {
+func (s *Store) Renew(ctx context.Context, leases []delivery.LeaseRef, by time.Duration) (result delivery.Renewal, err error) {
+	_, err = separately(leases, func(part []delivery.LeaseRef) error {
 		ids, tokens := make([]string, len(part)), make([]string, len(part))
 		for i, l := range part {
 			ids[i], tokens[i] = l.ID.String(), l.Token.String()
 		}
-		var renewed []pgtype.UUID
+		var renewed []renewedLease
 		err := again(ctx, func() (err error) {
-			renewed, err = changeRows(ctx, s, durable, pgx.RowTo[pgtype.UUID], s.sql.renew, ids, tokens, micros(by))
+			renewed, err = changeRows(ctx, s, durable, scanRenewed, s.sql.renew, ids, tokens, micros(by))
 			return err
 		})
-		for _, id := range renewed {
-			held = append(held, id.Bytes)
+		for _, one := range renewed {
+			if one.locked {
+				result.Locked = append(result.Locked, one.id)
+			} else {
+				result.Held = append(result.Held, one.id)
+			}
 		}
 		return err
 	})
 	if err != nil && !rejected(err) {
-		return held, fmt.Errorf("renew %d leases: %w", len(leases), err)
+		return result, fmt.Errorf("renew %d leases: %w", len(leases), err)
 	}
 	if err != nil {
 		s.log.Warn("the database refuses to renew a lease", slog.String("sqlstate", sqlState(err)))
 	}
-	return held, nil
+	return result, nil
 }
-
-func compareUUID(a, b uuid.UUID) int { return cmp.Compare(string(a[:]), string(b[:])) }
