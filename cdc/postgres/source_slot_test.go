@@ -238,26 +238,27 @@ func TestB27_TableTakenOutOfThePublication(t *testing.T) {
 	})
 }
 
+// TestB28_SlotCreationBehindAnOpenTransaction has servers of its own: an open
+// transaction holds up the creation of every slot of the server.
 func TestB28_SlotCreationBehindAnOpenTransaction(t *testing.T) {
-	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
-		cfg := testConfig(db)
-		blocker := connect(t, db.DSN())
+	eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
+		dsn := server.DSN("postgres")
+		cfg := configFor(dsn, "behind")
+		blocker := connect(t, dsn)
 		run(t, blocker, "BEGIN; INSERT INTO events VALUES (1)")
-		pid := query[int](t, db.DSN(), "SELECT pid FROM pg_locks WHERE locktype = 'transactionid' AND granted AND pid <> pg_backend_pid() AND database IS NULL LIMIT 1")
+		named := fmt.Sprintf("blocking_pid=%d", blocker.PgConn().PID())
 		impatient := func(r *reader) { r.src.patience = 200 * time.Millisecond }
 		r := start(t, cfg, impatient)
-		testdb.WaitFor(t, "the blocking session to be named", func() bool {
-			return strings.Contains(r.log.String(), fmt.Sprintf("blocking_pid=%d", pid))
-		})
+		testdb.WaitFor(t, "the blocking session to be named", func() bool { return r.log.count(named) > 0 })
 		r.stop()
 		testdb.WaitFor(t, "no half-made slot", func() bool {
-			return query[int](t, db.DSN(), "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", cfg.Slot) == 0
+			return query[int](t, dsn, "SELECT count(*) FROM pg_replication_slots") == 0
 		})
 		again := start(t, cfg, impatient)
-		testdb.WaitFor(t, "the new attempt to wait", func() bool { return strings.Contains(again.log.String(), "blocking_pid") })
+		testdb.WaitFor(t, "the new attempt to wait", func() bool { return again.log.count(named) > 0 })
 		run(t, blocker, "COMMIT")
 		again.waitMode(cdc.ModeStreaming)
-		db.Exec(insertEvents, 2, 12)
+		exec(t, dsn, insertEvents, 2, 12)
 		again.waitFor(10)
 	})
 }
