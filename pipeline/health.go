@@ -172,6 +172,9 @@ func (p *Pipeline) addLog(h *Health) {
 		// The source tries again by itself, and says why.
 		h.LogTrouble = Trouble{Since: state.since, Err: errors.New(status.Detail)}
 	}
+	if t := p.stream.holding.export(); t.Present() {
+		h.FanOut = t
+	}
 	for i, t := range p.stream.troubles {
 		if name, _ := p.stream.triggers[i].label(); t.export().Present() && name != fanOutName {
 			if h.Triggers == nil {

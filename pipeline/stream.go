@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -44,7 +45,7 @@ type stream struct {
 	watching []int // the triggers that watch relation
 	foreign  seldom
 
-	gapping *trouble
+	gapping, holding *trouble
 }
 
 // batch is what the triggers handle together.
@@ -54,6 +55,9 @@ type batch struct {
 	// position is that of the last complete transaction; empty when there is none.
 	position cdc.Position
 	gap      *cdc.Gap
+	// unreadable says that the transaction after position has rows that cannot be
+	// read for a fault of their table. It ends the batch and the reading.
+	unreadable error
 	// calm, when set, is closed once this batch and all before it are dealt with.
 	calm chan struct{}
 	// newest is the latest commit time, seen the moment it arrived.
@@ -69,6 +73,7 @@ func newStream(p *plan, fan trigger, onGap func()) *stream {
 		ready:    make(chan *batch),
 		foreign:  seldom{every: remindEvery},
 		gapping:  newTrouble(p.Logger, "recording a gap of the log"),
+		holding:  newTrouble(p.Logger, "reading the event table's rows in the log"),
 	}
 	for _, t := range p.triggers {
 		s.triggers = append(s.triggers, t)
@@ -167,13 +172,14 @@ func (s *stream) begin() *batch {
 }
 
 func (b *batch) empty() bool {
-	return b.records == 0 && b.position == "" && b.gap == nil && b.calm == nil
+	return b.records == 0 && b.position == "" && b.gap == nil && b.calm == nil && b.unreadable == nil
 }
 
 // full says that nothing more may join the batch. A gap and a calm end one,
-// because what follows must not be mixed with what came before.
+// because what follows must not be mixed with what came before; so does a transaction that
+// cannot be read.
 func (s *stream) full(b *batch) bool {
-	return b.records >= s.limits.BatchEvents || b.bytes >= s.limits.BatchBytes || b.gap != nil || b.calm != nil
+	return b.unreadable != nil || b.records >= s.limits.BatchEvents || b.bytes >= s.limits.BatchBytes || b.gap != nil || b.calm != nil
 }
 
 // add puts the transaction, or a part of one, into the batch.
@@ -183,6 +189,11 @@ func (s *stream) add(b *batch, tx cdc.Transaction) {
 	}
 	if tx.CommitTime.After(b.newest) && len(tx.Records) > 0 {
 		b.newest, b.seen = tx.CommitTime, time.Now()
+	}
+	for _, w := range b.work {
+		if b.unreadable = w.unreadable(); b.unreadable != nil {
+			return // its position is not for us to take
+		}
 	}
 	if !tx.Partial && tx.Position != "" {
 		b.position = tx.Position
@@ -244,10 +255,24 @@ func (s *stream) finish(run, work context.Context, b *batch) bool {
 	if b.gap != nil {
 		s.onGap()
 	}
+	if b.unreadable != nil {
+		s.hold(run, b.unreadable)
+		return false
+	}
 	if b.calm != nil {
 		close(b.calm)
 	}
 	return true
+}
+
+// hold waits for the end of run. Nothing that this process could try again makes rows
+// readable that lack a column: they are in the log as they were written, and so is the layout that their
+// table had. The position stays before them, and the next start, with the columns that the
+// rows have, goes on there. The poller and the handlers go on meanwhile.
+func (s *stream) hold(run context.Context, err error) {
+	s.holding.failedForGood(fmt.Errorf("the log stays where it is, as these rows may be nowhere else; "+
+		"configure the columns that they have and start again, or drop the slot to leave them to the poller: %w", err))
+	<-run.Done()
 }
 
 // persist tries until it succeeds; false means that run ended first.

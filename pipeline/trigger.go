@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -29,6 +30,9 @@ type collection interface {
 	handle(run, work context.Context, position cdc.Position) error
 	// len is the number of records that handle will look at.
 	len() int
+	// unreadable is not nil when records were added that cannot be read although there is
+	// nothing wrong with their values: they must not be acknowledged.
+	unreadable() error
 }
 
 // recordCreatedTrigger is a [Trigger] of the configuration with its condition compiled.
@@ -63,6 +67,8 @@ type matching struct {
 }
 
 func (m *matching) len() int { return len(m.records) }
+
+func (m *matching) unreadable() error { return nil } // a callback reads for itself
 
 func (m *matching) add(r RecordCreated) {
 	if t := m.trigger; t.cond != nil {
@@ -120,6 +126,8 @@ type arrivals struct {
 	events  []routed
 	// unread counts rows that are not events, by reason, with an example.
 	unread map[string]*unreadRows
+	// fault is the first of them that lies in the table and not in the row.
+	fault error
 }
 
 type unreadRows struct {
@@ -128,6 +136,12 @@ type unreadRows struct {
 }
 
 func (a *arrivals) len() int { return a.rows }
+
+func (a *arrivals) unreadable() error { return a.fault }
+
+// ofTable is implemented by errors of decoding, and says that not the row is at fault but
+// the table or the configured columns.
+type ofTable interface{ OfTable() bool }
 
 func (a *arrivals) add(r RecordCreated) {
 	t := a.trigger
@@ -151,8 +165,13 @@ func (a *arrivals) add(r RecordCreated) {
 }
 
 // cannotRead notes a row that is not an event: without an id it can have no
-// delivery. It stays in its table, and stops nothing else.
+// delivery. It stays in its table, and stops nothing else. A fault of the table is
+// another matter: every row has it, and those that were deleted in their own transaction
+// are in the log only, so the log waits for whoever mends it.
 func (a *arrivals) cannotRead(err error) {
+	if fault := ofTable(nil); a.fault == nil && errors.As(err, &fault) && fault.OfTable() {
+		a.fault = err
+	}
 	if a.unread == nil {
 		a.unread = make(map[string]*unreadRows)
 	}

@@ -44,6 +44,10 @@ func (e *RowError) Error() string {
 // Code implements event.Coded: rows are counted and logged by reason.
 func (e *RowError) Code() string { return string(e.Reason) }
 
+// OfTable says that the fault lies in the table or the mapping and not in the row's own
+// values: every row written like it is unreadable too.
+func (e *RowError) OfTable() bool { return e.Reason == MissingColumn }
+
 // typeBytea is PostgreSQL's type OID of bytea, whose text form is not its content.
 const typeBytea = 17
 
@@ -52,7 +56,9 @@ const typeBytea = 17
 //
 // Columns are found by name, once per *cdc.Relation. A mapped column that the table
 // lacks makes every row an error, except for traceparent and headers: no event
-// is held up for want of its trace context. A null type is not an error: it marks a
+// is held up for want of its trace context. A column that was only renamed since the rows
+// before, all others and all types being the same, is found by its place: rows written under the new
+// name stay readable once it has its old one back. A null type is not an error: it marks a
 // sentinel row (A23).
 //
 // The returned function may be called from any goroutine.
@@ -110,12 +116,32 @@ func (d *decoder) resolve(r *cdc.Relation) (*layout, error) {
 			continue
 		}
 		if *f.at = r.Index(f.column); *f.at < 0 && !f.optional {
+			if last := d.layout.Load(); last != nil && renamed(last.relation, r) {
+				same := *last
+				same.relation = r
+				d.layout.Store(&same)
+				return &same, nil
+			}
 			return nil, d.fail(MissingColumn, f.column, "does not exist (renamed or dropped?)")
 		}
 	}
 	l.binary = r.Columns[l.payload].Type == typeBytea
 	d.layout.Store(l)
 	return l, nil
+}
+
+// renamed says that to is the relation from but for the names of columns.
+func renamed(from, to *cdc.Relation) bool {
+	if from.Name() != to.Name() || len(from.Columns) != len(to.Columns) {
+		return false
+	}
+	for i := range to.Columns {
+		a, b := from.Columns[i], to.Columns[i]
+		if a.Type != b.Type || a.Name != b.Name && (to.Index(a.Name) >= 0 || from.Index(b.Name) >= 0) {
+			return false
+		}
+	}
+	return true
 }
 
 func (d *decoder) fail(reason Reason, column, detail string) error {

@@ -194,6 +194,46 @@ func TestDecoderIsSafeForConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
+// A column that was renamed is found by its place, so that rows written under its new name can be read.
+// Any other change of the table makes all its rows errors, of the table and not of the row.
+func TestDecodeFollowsARenamedColumn(t *testing.T) {
+	names := []string{"id", "aggregatetype", "aggregateid", "type", "payload"}
+	with := func(change func(*cdc.Relation)) cdc.Record {
+		r := row("public.outboxevent", "id", someID, "aggregatetype", "t", "aggregateid", "1", "type", "k", "payload", "{}")
+		change(r.Relation)
+		return r
+	}
+	same := func(*cdc.Relation) {}
+	rename := func(r *cdc.Relation) { r.Columns[4].Name = "body" }
+	var fault *RowError
+	if _, err := Debezium("", "").Decoder()(with(rename)); !errors.As(err, &fault) || !fault.OfTable() {
+		t.Errorf("without a row before the rename: %v", err)
+	}
+	decode := Debezium("", "").Decoder()
+	for i, change := range []func(*cdc.Relation){same, rename, rename, same, rename} {
+		got, err := decode(with(change))
+		if err != nil || string(got.Payload) != "{}" || got.Type != "k" {
+			t.Errorf("row %d: %+v, %v", i, got, err)
+		}
+	}
+	for what, change := range map[string]func(*cdc.Relation){
+		"another type":    func(r *cdc.Relation) { rename(r); r.Columns[4].Type++ },
+		"one more column": func(r *cdc.Relation) { rename(r); r.Columns = append(r.Columns, cdc.Column{Name: "more"}) },
+		"dropped":         func(r *cdc.Relation) { r.Columns = r.Columns[:4] },
+		"another order":   func(r *cdc.Relation) { rename(r); r.Columns[0].Name, r.Columns[3].Name = names[3], names[0] },
+		"another table":   func(r *cdc.Relation) { rename(r); r.Table = "other" },
+	} {
+		if got, err := decode(with(change)); !errors.As(err, &fault) || !fault.OfTable() {
+			t.Errorf("%s: %+v, %v", what, got, err)
+		}
+	}
+	null := with(same)
+	null.Values[0].Null = true
+	if _, err := decode(null); !errors.As(err, &fault) || fault.OfTable() {
+		t.Errorf("null id: %v", err)
+	}
+}
+
 func TestDecodeBytea(t *testing.T) {
 	for text, want := range map[string]string{
 		`\x`:         "",
