@@ -53,6 +53,10 @@ type Input struct {
 	Rows        []Row
 	Receipts    []Receipt
 	Faults      []Fault
+	// Lease, when not 0, says that leases ran out on their own, as they do on a machine
+	// that is too busy to renew them, and how long they were: an attempt that was not
+	// settled may then be repeated a lease after it started.
+	Lease time.Duration
 }
 
 // Report is the difference between the accounts. Lists are sorted, and empty when
@@ -107,7 +111,7 @@ func Compare(in Input) Report {
 	r.checkCommitted(in, rows, starts)
 	r.checkRolledBack(in, rows, starts)
 	for pair, receipts := range starts {
-		r.checkStarts(pair, receipts, rows, in.Faults)
+		r.checkStarts(pair, receipts, rows, in)
 	}
 	for _, list := range []*[]Pair{&r.Lost, &r.Phantom, &r.Extra, &r.Unexplained, &r.Overlaps, &r.RepeatedClaims} {
 		slices.SortFunc(*list, comparePairs)
@@ -182,11 +186,11 @@ func (r *Report) checkRolledBack(in Input, rows map[Pair]Row, starts map[Pair][]
 }
 
 // checkStarts compares the starts of one pair with its row and with each other.
-func (r *Report) checkStarts(pair Pair, starts []Receipt, rows map[Pair]Row, faults []Fault) {
+func (r *Report) checkStarts(pair Pair, starts []Receipt, rows map[Pair]Row, in Input) {
 	excess := len(starts) - accounted(rows[pair])
 	if excess > 0 {
 		r.Duplicates += excess
-		if countCut(starts, faults) < excess {
+		if countCut(starts, in) < excess {
 			r.Unexplained = append(r.Unexplained, pair)
 		}
 	}
@@ -195,7 +199,7 @@ func (r *Report) checkStarts(pair Pair, starts []Receipt, rows map[Pair]Row, fau
 	overlap, repeated := false, false
 	for i, s := range starts {
 		overlap = overlap || i > 0 && s.Start.Before(busyUntil)
-		if end := ended(s, faults); end.After(busyUntil) {
+		if end := ended(s, in.Faults); end.After(busyUntil) {
 			busyUntil = end
 		}
 		repeated = repeated || attempts[s.Attempt]
@@ -226,11 +230,13 @@ func givenBack(outcome string) bool {
 	return outcome == OutcomeStopped || outcome == "snooze" || outcome == "undecodable"
 }
 
-// countCut counts the starts whose outcome a fault may have swallowed.
-func countCut(starts []Receipt, faults []Fault) int {
+// countCut counts the starts whose outcome a fault, or the end of the lease, may have
+// swallowed.
+func countCut(starts []Receipt, in Input) int {
 	n := 0
-	for _, s := range starts {
-		if slices.ContainsFunc(faults, func(f Fault) bool { return f.swallows(s) }) {
+	for i, s := range starts {
+		lapsed := in.Lease > 0 && !s.Settled && i+1 < len(starts) && starts[i+1].Start.Sub(s.Start) >= in.Lease
+		if lapsed || slices.ContainsFunc(in.Faults, func(f Fault) bool { return f.swallows(s) }) {
 			n++
 		}
 	}

@@ -180,6 +180,33 @@ func TestCompare_DuplicateIsExplainedOnlyByItsFault(t *testing.T) {
 	}
 }
 
+// A repeat is explained by a lease that ran out when leases are known to have run
+// out, and it began no sooner than a lease later.
+func TestCompare_DuplicateIsExplainedByALapse(t *testing.T) {
+	tests := []struct {
+		name      string
+		first     ledger.Receipt
+		lease     time.Duration
+		explained bool
+	}{
+		{"a lease later", start("e1", "h1", 1, 10, 20, "ok"), 900 * time.Millisecond, true},
+		{"within the lease", start("e1", "h1", 1, 10, 20, "ok"), 1100 * time.Millisecond, false},
+		{"settled", settled(start("e1", "h1", 1, 10, 20, "ok")), 900 * time.Millisecond, false},
+		{"no lease ran out", start("e1", "h1", 1, 10, 20, "ok"), 0, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			in := clean()
+			in.Receipts[0] = tt.first
+			in.Receipts = append(in.Receipts, start("e1", "h1", 2, 1000, 1001, "ok"))
+			in.Lease = tt.lease
+			if explained := len(ledger.Compare(in).Unexplained) == 0; explained != tt.explained {
+				t.Errorf("explained = %v, want %v", explained, tt.explained)
+			}
+		})
+	}
+}
+
 // A handler that was told to stop gives its claim back, so the next start has the
 // same number.
 func TestCompare_GivenBackAttemptKeepsItsNumber(t *testing.T) {

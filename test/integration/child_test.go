@@ -183,6 +183,7 @@ func (c *child) stop() totals {
 	if err := json.Unmarshal([]byte(c.out.String()), &t); err != nil {
 		c.w.t.Fatalf("totals of %s: %v\n%s", c.process, err, c.out.String())
 	}
+	c.w.lapsed = c.w.lapsed || t.lapsed()
 	return t
 }
 

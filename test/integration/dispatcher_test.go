@@ -21,6 +21,10 @@ import (
 	schemapostgres "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
+// shortLease is the lease of a dispatcher under test unless the test says otherwise:
+// short, as a killed one's deliveries wait for it.
+const shortLease = 4 * time.Second
+
 // slotName is the slot and publication of every dispatcher under test.
 const slotName = "cdc_dispatcher"
 
@@ -78,7 +82,7 @@ func newDispatcher(ctx context.Context, o options, handlers []pipeline.Handler, 
 		Source:          "main",
 		Store:           &spy{Store: store, receipts: rec, hang: o.HangAfterFanOut},
 		Handlers:        handlers,
-		Lease:           orElse(o.Lease, 3*time.Second),
+		Lease:           orElse(o.Lease, shortLease),
 		ShutdownTimeout: orElse(o.Shutdown, 10*time.Second),
 		Poller: pipeline.PollerConfig{
 			Interval: orElse(o.PollInterval, time.Second), ActiveInterval: 100 * time.Millisecond,
@@ -227,6 +231,9 @@ func (c *counts) totals() totals {
 	defer c.mu.Unlock()
 	return totals{Captured: maps.Clone(c.captured), Via: maps.Clone(c.via), Repeated: c.repeated, Stale: c.stale, Other: maps.Clone(c.other)}
 }
+
+// lapsed says that deliveries were lost to the end of their lease.
+func (t totals) lapsed() bool { return t.Stale > 0 || t.Other[pipeline.CountLeaseLost] > 0 }
 
 func (t totals) String() string {
 	return fmt.Sprintf("captured %v, via %v, repeated %d, stale %d, %v", t.Captured, t.Via, t.Repeated, t.Stale, t.Other)

@@ -22,13 +22,13 @@ const kills = 12
 func TestGuarantee_NoLossUnderKill9OfDispatcher(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		w := newWorld(t, major)
-		end := w.write(workload.Config{Writers: 16, Rate: 500})
+		end := w.write(workload.Config{Writers: 16, Rate: 250})
 		for i := range kills {
 			c := w.spawn(childLife{})
 			if i%3 == 0 { // while it starts
-				w.letPass(w.rng.IntN(300))
+				w.letPass(w.rng.IntN(200))
 			} else {
-				w.letSucceed(w.rng.IntN(400))
+				w.letSucceed(w.rng.IntN(300))
 			}
 			c.kill()
 		}

@@ -78,6 +78,7 @@ func (p *program) wait() error {
 	err := p.cmd.Wait()
 	if s := p.out.String(); s != "" {
 		p.w.t.Logf("%s: %s", p.process, s)
+		p.w.lapsed = p.w.lapsed || strings.Contains(s, "does not hold the delivery any more")
 	}
 	return err
 }
@@ -171,11 +172,11 @@ func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 		r := w.receive()
 		end := w.write(workload.Config{Writers: 16, Rate: 200})
 		for range 4 {
-			p := w.run(path, webhooks(r.url), `defaults: {lease: 3s}`)
+			p := w.run(path, webhooks(r.url), `defaults: {lease: 4s}`)
 			w.letPass(50 + w.rng.IntN(200))
 			p.kill()
 		}
-		last := w.run(path, webhooks(r.url), `defaults: {lease: 3s}`)
+		last := w.run(path, webhooks(r.url), `defaults: {lease: 4s}`)
 		w.letPass(100)
 		end()
 		w.settle()

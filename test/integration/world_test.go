@@ -40,6 +40,8 @@ type world struct {
 	files       []string
 	faults      []ledger.Fault
 	lives       int
+	here        []*dispatcher // those that ran in this process
+	lapsed      bool          // a child reported that leases ran out
 	// wrecked says in words what the test broke, for the table at the end.
 	wrecked []string
 }
@@ -250,6 +252,7 @@ func (w *world) dispatch(o options, handlers []pipeline.Handler, h hooks) *life 
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.here = append(w.here, d)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.run(ctx) }()
@@ -382,6 +385,14 @@ func (w *world) accounts() ledger.Input {
 	}
 	in := ledger.Input{
 		Writers: w.writers.Snapshot().Resolve(stored), Subscribers: w.subscribers, Rows: rows, Faults: w.faults,
+	}
+	lapsed := w.lapsed
+	for _, d := range w.here {
+		lapsed = lapsed || d.counts.totals().lapsed()
+	}
+	if lapsed {
+		w.t.Log("leases ran out: this machine was too busy to renew them")
+		in.Lease = shortLease
 	}
 	for _, r := range w.recorders {
 		in.Receipts = append(in.Receipts, r.Receipts()...)
