@@ -19,12 +19,16 @@ const (
 	oidInt2        = 21
 	oidInt4        = 23
 	oidText        = 25
+	oidFloat4      = 700
+	oidFloat8      = 701
+	oidMoney       = 790
 	oidJSON        = 114
 	oidBPChar      = 1042
 	oidVarchar     = 1043
 	oidDate        = 1082
 	oidTimestamp   = 1114
 	oidTimestamptz = 1184
+	oidInterval    = 1186
 	oidUUID        = 2950
 	oidJSONB       = 3802
 )
@@ -37,6 +41,8 @@ type dbColumn struct {
 	// typ is the type as SQL spells it.
 	typ     string
 	notNull bool
+	// compound says that it is an array, a row or a range.
+	compound bool
 }
 
 // eventTable is what a [Store] knows about the event table, and the statements that
@@ -62,7 +68,8 @@ SELECT a.attname, a.atttypid, format_type(a.atttypid, -1), a.attnotnull,
             SELECT a.atttypid AS oid
             UNION ALL
             SELECT t.typbasetype FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid WHERE t.typtype = 'd')
-        SELECT b.oid FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.oid WHERE t.typtype <> 'd')
+        SELECT b.oid FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.oid WHERE t.typtype <> 'd'),
+       (SELECT t.typcategory IN ('A', 'C', 'R') FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid)
 FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -145,7 +152,7 @@ func (s *Store) describe(ctx context.Context) (*eventTable, error) {
 		return nil, err
 	}
 	var c dbColumn
-	if _, err := pgx.ForEachRow(rows, []any{&c.name, &c.oid, &c.typ, &c.notNull, &c.base}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&c.name, &c.oid, &c.typ, &c.notNull, &c.base, &c.compound}, func() error {
 		t.columns[c.name] = c
 		return nil
 	}); err != nil {
@@ -196,6 +203,16 @@ func (t *eventTable) check() error {
 	times := []uint32{oidTimestamp, oidTimestamptz, oidDate}
 	const timeKind = "timestamp, timestamptz or date"
 	want("columns.id", c.ID, "")
+	// The log and a query must name the event alike, whatever the settings of their sessions.
+	switch key := t.columns[c.ID]; key.base {
+	case oidFloat4, oidFloat8, oidMoney, oidInterval:
+		add("columns.id", fmt.Sprintf("column %q is %s, whose text depends on the session", c.ID, key.typ),
+			"map a key of type uuid, text, or an integer")
+	default:
+		if key.compound {
+			add("columns.id", fmt.Sprintf("column %q is %s, which holds several values", c.ID, key.typ), "map a key of type uuid, text, or an integer")
+		}
+	}
 	want("columns.namespace", c.Namespace, "")
 	want("columns.action_id", c.ActionID, "")
 	want("columns.action_name", c.ActionName, "")

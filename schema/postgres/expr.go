@@ -25,8 +25,7 @@ func quoteText(s string) string {
 // cast of a few others differs: it drops the blanks of char(n), and spells out true.
 func plainText(oid uint32) bool {
 	switch oid {
-	case oidUUID, oidText, oidVarchar, oidInt2, oidInt4, oidInt8, oidJSON, oidJSONB,
-		oidTimestamp, oidTimestamptz, oidDate, oidBytea:
+	case oidUUID, oidText, oidVarchar, oidInt2, oidInt4, oidInt8, oidJSON, oidJSONB:
 		return true
 	default:
 		return false
@@ -36,10 +35,20 @@ func plainText(oid uint32) bool {
 // ref names a column of the alias t.
 func (t *eventTable) ref(column string) string { return "t." + quoteIdent(column) }
 
-// text is the column's value as the log prints it.
+// text is the column's value as the log prints it: bytes in hex, dates in the ISO form and times in UTC, whatever
+// the settings of the session. An event's id may be made of it, so it must not depend on who asks.
 func (t *eventTable) text(column string) string {
 	ref := t.ref(column)
+	// The JSON form is ISO under every DateStyle; it has a T where the text has a blank.
+	iso := func(timestamp string) string { return "replace(to_jsonb(" + timestamp + ") #>> '{}', 'T', ' ')" }
 	switch c := t.columns[column]; {
+	case c.base == oidBytea:
+		return parens(quoteText(`\x`) + " || encode(" + ref + ", 'hex')")
+	case c.base == oidTimestamp, c.base == oidDate:
+		return iso(ref)
+	case c.base == oidTimestamptz:
+		return fmt.Sprintf("CASE WHEN isfinite(%[1]s) THEN regexp_replace(%[2]s, '( BC)?$', %[3]s) ELSE %[1]s::text END",
+			ref, iso(parens(ref+" AT TIME ZONE 'UTC'")), quoteText(`+00\1`))
 	case c.oid == oidText:
 		return ref
 	case plainText(c.oid):
@@ -56,7 +65,7 @@ func (t *eventTable) uuid(column string) string {
 		return t.ref(column)
 	}
 	text := t.text(column)
-	derived := fmt.Sprintf("md5(%s || %s)::uuid", quoteText(t.QualifiedName()+":"), parens(text))
+	derived := fmt.Sprintf("md5(convert_to(%s || %s, 'UTF8'))::uuid", quoteText(t.QualifiedName()+":"), parens(text))
 	if slices.Contains([]uint32{oidInt2, oidInt4, oidInt8}, c.base) {
 		return derived
 	}

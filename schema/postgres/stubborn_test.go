@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
@@ -190,4 +192,61 @@ func newPoolAs(t *testing.T, db *testdb.DB, role string) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
+}
+
+// The id of an event is made of its key's text, and the log's reader has settings of its own: whatever those
+// of the pool, both must come to the same id, or the event is delivered twice.
+func TestEventID_DoesNotDependOnTheSession(t *testing.T) {
+	keys := []struct{ typ, literal, text string }{
+		{"bytea", "decode('00ff27', 'hex')", `\x00ff27`},
+		{"timestamptz", "'2026-01-01 00:00:00.120+00'", "2026-01-01 00:00:00.12+00"},
+		{"timestamptz", "'0044-03-15 12:00:00+00 BC'", "0044-03-15 12:00:00+00 BC"},
+		{"timestamptz", "'infinity'", "infinity"},
+		{"timestamp", "'2026-12-01 10:11:12.000001'", "2026-12-01 10:11:12.000001"},
+		{"timestamp", "'-infinity'", "-infinity"},
+		{"date", "'2026-12-01'", "2026-12-01"},
+		{"date", "'0044-03-15 BC'", "0044-03-15 BC"},
+		{"text", "'Größe'", "Größe"},
+		{"numeric", "1.50", "1.50"},
+	}
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		for _, key := range keys {
+			l := layout{
+				table: schema.Custom("public", "outbox", schema.Columns{ID: "id", Type: "type", Payload: "payload"}, schema.Mark{Kind: schema.MarkNone}),
+				ddl:   `CREATE TABLE public.outbox (id ` + key.typ + ` PRIMARY KEY, type text, payload text)`,
+			}
+			db := newTestDB(t, major, l)
+			for name, value := range map[string]string{
+				"bytea_output": "escape", "timezone": "Asia/Tokyo", "datestyle": "German", "standard_conforming_strings": "off",
+			} {
+				db.Exec(`ALTER DATABASE ` + pgx.Identifier{db.Name()}.Sanitize() + ` SET ` + name + ` = '` + value + `'`)
+			}
+			db.Exec(`INSERT INTO public.outbox VALUES (` + key.literal + `, 'a', 'x')`)
+			s := newStore(t, newPool(t, db, pgx.QueryExecModeCacheStatement), l.table)
+			found := undelivered(t, s)
+			want, _ := schema.EventID("public.outbox", key.text)
+			if len(found) != 1 || found[0].ID != want || found[0].Key != key.text {
+				t.Errorf("%s %s: the poller reads %+v, the log has %s %q", key.typ, key.literal, found, want, key.text)
+				continue
+			}
+			fanOut(t, s, []event.Event{{ID: want, Key: key.text, Type: "a", Payload: []byte("x")}}, true)
+			if again := undelivered(t, s); len(again) != 0 {
+				t.Errorf("%s %s: the poller finds it again after the fan-out from the log", key.typ, key.literal)
+			}
+		}
+	})
+}
+
+// A key whose text depends on the session cannot name an event.
+func TestCheckSchema_RefusesKeysWhoseTextDependsOnTheSession(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		for _, typ := range []string{"float8", "real", "interval", "money", "text[]", "int4range"} {
+			l := outbox(typ)
+			db := newTestDB(t, major, l)
+			var problems schema.Problems
+			if err := newStore(t, db.Pool(), l.table).CheckSchema(t.Context()); !errors.As(err, &problems) || problems[0].Field != "columns.id" {
+				t.Errorf("%s: got %v", typ, err)
+			}
+		}
+	})
 }
