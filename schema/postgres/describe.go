@@ -59,7 +59,7 @@ type eventTable struct {
 	// from is the quoted name, now and deliveries are parts of statements.
 	from, now, deliveries string
 
-	fanOut, unmarked, image, imageOnly, markLate, quarantine, quarantineUnmarked, undelivered, unidentifiable string
+	fanOut, unmarked, image, imageOnly, markLate, quarantine, quarantineUnmarked, undelivered, undeliveredKeys, undeliveredByKey, unidentifiable string
 }
 
 const columnsSQL = `

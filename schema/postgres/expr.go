@@ -81,7 +81,9 @@ func (t *eventTable) timestamp(column string) string {
 	case oidTimestamptz:
 		return parens(t.ref(column) + " AT TIME ZONE 'UTC'")
 	case oidDate:
-		return t.ref(column) + "::timestamp"
+		// A date reaches further than a timestamp; the cast would fail, and every look with it.
+		return fmt.Sprintf("CASE WHEN isfinite(%[1]s) AND %[1]s > '9999-12-31' THEN timestamp '9999-12-31 23:59:59.999999' "+
+			"ELSE %[1]s::timestamp END", t.ref(column))
 	default:
 		return t.ref(column)
 	}

@@ -176,7 +176,7 @@ func (t *eventTable) render() {
 	if t.Mark.Kind != schema.MarkNone {
 		t.quarantine = x.Replace(quarantineSQL)
 	}
-	t.undelivered = t.undeliveredSQL()
+	t.undelivered, t.undeliveredKeys, t.undeliveredByKey = t.undeliveredSQL(), t.undeliveredKeysSQL(), t.undeliveredByKeySQL()
 	t.unidentifiable = t.unidentifiableSQL()
 }
 

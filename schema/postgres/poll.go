@@ -3,33 +3,73 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 )
 
 // Undelivered implements pipeline.PollStore. The events are what the log's decoder makes of the same
-// rows. Rows without a key or a type are left out; see [Store.CountUnidentifiable].
+// rows. Rows without a key or a type are left out; see [Store.CountUnidentifiable]. So is, for a while, a row
+// that cannot be read, which is reported to the logger: the others are found all the same.
 func (s *Store) Undelivered(ctx context.Context, q delivery.Undelivered) ([]event.Event, error) {
 	if q.Limit <= 0 || (!q.Types.All && len(q.Types.Exact) == 0 && len(q.Types.Prefixes) == 0) {
 		return nil, nil
 	}
 	var events []event.Event
-	err := s.withTable(ctx, func(t *eventTable) error {
+	err := s.withTable(ctx, func(t *eventTable) (err error) {
 		s.markLate(ctx, t)
-		rows, err := s.query(ctx, t.undelivered, q.Types.All,
-			nonNil(q.Types.Exact), nonNil(q.Types.Prefixes), nonNil(q.Skip), q.Limit)
-		if err != nil {
-			return err
+		look := []any{
+			q.Types.All, nonNil(q.Types.Exact), nonNil(q.Types.Prefixes), append(s.unreadable.list(), q.Skip...), q.Limit,
 		}
-		events, err = pgx.CollectRows(rows, scanEvent)
+		events, err = s.readEvents(ctx, t.undelivered, look...)
+		if rejected(err) {
+			events, err = s.readable(ctx, t, look)
+		}
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("look for undelivered events: %w", err)
+	}
+	return events, nil
+}
+
+func (s *Store) readEvents(ctx context.Context, sql string, args ...any) ([]event.Event, error) {
+	rows, err := s.query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scanEvent)
+}
+
+// readable is a look at rows one of which cannot be read, because of a damaged or an impossible value: it reads
+// their keys, and then the rows in ever smaller parts, until those at fault stand alone. They are left
+// out for a while.
+func (s *Store) readable(ctx context.Context, t *eventTable, look []any) (events []event.Event, err error) {
+	keys, err := s.ids(ctx, t.undeliveredKeys, look...)
+	if err != nil {
+		return nil, fmt.Errorf("read the keys alone: %w", err)
+	}
+	bad, err := separately(keys, func(part []string) error {
+		found, err := s.readEvents(ctx, t.undeliveredByKey, part)
+		if err == nil {
+			events = append(events, found...)
+		}
+		return err
+	})
+	if err != nil && !rejected(err) {
+		return nil, err
+	}
+	for _, key := range bad {
+		id, _ := schema.EventID(t.QualifiedName(), key)
+		if s.unreadable.add(id) {
+			s.log.Error("an undelivered event cannot be read; it is left out, and tried again from time to time",
+				slog.String("table", t.QualifiedName()), slog.String("event_id", id), slog.String("sqlstate", sqlState(err)))
+		}
 	}
 	return events, nil
 }
@@ -58,6 +98,17 @@ func (s *Store) CountUnidentifiable(ctx context.Context, limit int) (n int, err 
 func (t *eventTable) undeliveredSQL() string {
 	rows, order := t.undeliveredRowsSQL(), t.orderBy()
 	return "\nSELECT " + t.eventValues() + "\nFROM (" + rows + "\n) AS t" + order
+}
+
+// undeliveredKeysSQL reads the keys of the same rows and nothing else of them.
+func (t *eventTable) undeliveredKeysSQL() string {
+	return "\nSELECT " + t.text(t.Columns.ID) + "\nFROM (" + t.undeliveredRowsSQL() + "\n) AS t" + t.orderBy()
+}
+
+// undeliveredByKeySQL reads the undelivered rows with the given keys.
+func (t *eventTable) undeliveredByKeySQL() string {
+	return "\nSELECT " + t.eventValues() + "\nFROM " + t.from + " AS t\nWHERE " + t.ref(t.Columns.ID) +
+		" = ANY ($1::text[]::" + t.columns[t.Columns.ID].typ + "[]) AND " + t.pending() + " AND " + t.typed() + t.orderBy()
 }
 
 // orderBy is oldest first, when the table has a date.

@@ -43,6 +43,8 @@ type Store struct {
 
 	// refused holds deliveries that the database would not let us lease.
 	refused refusals
+	// unreadable holds events whose rows could not be read.
+	unreadable refusals
 	// unmarkable is for the one report of rows that cannot be marked.
 	unmarkable sync.Once
 	// late are events to be marked when their rows come into sight.

@@ -250,3 +250,62 @@ func TestCheckSchema_RefusesKeysWhoseTextDependsOnTheSession(t *testing.T) {
 		}
 	})
 }
+
+// One row that cannot be read must not keep the poller from all others (promise 5). It is reported once, and
+// found when it can be read again.
+func TestPoll_ARowThatCannotBeReadStopsNoOther(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		l := outbox("bigint PRIMARY KEY")
+		l.table.Columns.ModelID = "model"
+		db := newTestDB(t, major, l)
+		// The output function of a user's type may fail; here, a view stands for it.
+		db.Exec(`ALTER TABLE public.outbox RENAME TO store;
+CREATE FUNCTION public.model(n bigint) RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN IF n = 13 THEN RAISE EXCEPTION 'unreadable' USING ERRCODE = 'data_corrupted'; END IF; RETURN n::text; END $$;
+CREATE VIEW public.outbox AS SELECT *, public.model(id) AS model FROM public.store;
+INSERT INTO public.store SELECT n, 'a', '1', timestamp '2031-05-17' + n * interval '1 second', false FROM generate_series(1, 40) n`)
+		var logged strings.Builder
+		s, err := New(db.Pool(), Config{Table: l.table, Logger: slog.New(slog.NewTextHandler(&logged, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			found := undelivered(t, s)
+			if len(found) != 39 {
+				t.Fatalf("found %d events, want the 39 that can be read", len(found))
+			}
+			for i, e := range found {
+				if n := i + 1; (n < 13 && e.Key != fmt.Sprint(n)) || (n >= 13 && e.Key != fmt.Sprint(n+1)) {
+					t.Fatalf("event %d has key %s: not the oldest first", i, e.Key)
+				}
+			}
+		}
+		if n := strings.Count(logged.String(), "cannot be read"); n != 1 {
+			t.Errorf("reported %d times, want once: %s", n, &logged)
+		}
+	})
+}
+
+// A date may lie beyond every timestamp.
+func TestPoll_ADateBeyondEveryTimestampIsRead(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		l := layout{
+			table: schema.Custom("public", "outbox",
+				schema.Columns{ID: "id", Type: "type", Payload: "payload", Date: "at"}, schema.Mark{Kind: schema.MarkBoolean, Column: "sent"}),
+			ddl: `CREATE TABLE public.outbox (id bigint PRIMARY KEY, type text, payload text, at date, sent boolean NOT NULL DEFAULT false)`,
+		}
+		db := newTestDB(t, major, l)
+		s := newStore(t, db.Pool(), l.table)
+		db.Exec(`INSERT INTO public.outbox VALUES (1, 'a', 'x', '5874897-12-31'), (2, 'a', 'x', CURRENT_DATE), (3, 'a', 'x', 'infinity'), (4, 'a', 'x', NULL)`)
+		found := undelivered(t, s)
+		if len(found) != 4 {
+			t.Fatalf("found %d events, want 4", len(found))
+		}
+		if result := fanOut(t, s, found, true); result.Fresh != 4 || len(result.Created) != 4 {
+			t.Errorf("got %+v", result)
+		}
+		if n := len(claimAll(t, s)); n != 4 {
+			t.Errorf("claimed %d, want 4", n)
+		}
+	})
+}
