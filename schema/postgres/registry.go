@@ -124,7 +124,8 @@ WHERE d.id = o.id::uuid AND {open} AND d.next_retry_at <= c.now
   AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = d.handler_name OR d.handler_name = ANY (h.aliases))
                   AND h.last_seen > c.now - $2::bigint * interval '1 microsecond')`
 
-// stuckSQL finds deliveries that were blocked for want of a handler.
+// stuckSQL finds deliveries that were blocked for want of a handler, by the index that ends with the reason:
+// deliveries that are blocked for another reason may be many, and none of them is read.
 const stuckSQL = `
 SELECT d.id::text FROM {deliveries} AS d
 WHERE d.handler_name = ANY ($1::text[]) AND d.state = 'BLOCKED' AND d.reason = 'no_handler' AND d.id <> ALL ($2::text[]::uuid[])

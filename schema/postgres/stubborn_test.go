@@ -309,3 +309,28 @@ func TestPoll_ADateBeyondEveryTimestampIsRead(t *testing.T) {
 		}
 	})
 }
+
+// Deliveries that are blocked for another reason may be many, and the look for those to revive, which is made
+// each minute, reads none of them.
+func TestUnblock_ReadsOnlyWhatItRevives(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := newTestDB(t, major, layouts()[0])
+		s := newStore(t, db.Pool(), schema.Table{})
+		db.Exec(`INSERT INTO eventlog.event_notifications (id, event_id, handler_name, namespace, action_id, action_name, action_params,
+    started_date, completion_date, event_type, event_date, state, attempts, next_retry_at, created_date, updated_date, reason)
+SELECT gen_random_uuid(), gen_random_uuid(), 'h', '', gen_random_uuid(), '', '{}', d, d, 't', d, 'BLOCKED', 0, d, d, d,
+    CASE WHEN n <= 5 THEN 'no_handler' ELSE 'undecodable' END
+FROM generate_series(1, 20000) n CROSS JOIN (SELECT timestamp '2031-05-17' AS d) x`)
+		for _, statistics := range []bool{false, true} {
+			if statistics {
+				db.Exec(`ANALYZE eventlog.event_notifications`)
+			}
+			if read := explain(t, db, "", s.sql.stuck, []string{"h"}, []string{}, int64(stepSize)).read("event_notifications"); read > 50 {
+				t.Errorf("statistics %v: the look for 5 deliveries read %.0f rows", statistics, read)
+			}
+		}
+		if n, err := s.Unblock(t.Context(), []string{"h"}); n != 5 || err != nil {
+			t.Errorf("unblocked %d, %v", n, err)
+		}
+	})
+}

@@ -29,7 +29,7 @@ CREATE INDEX {{if .Concurrently}}CONCURRENTLY {{end}}IF NOT EXISTS {{.Name}}
 
 {{template "index" .Index "event_notifications_due" "event_notifications (next_retry_at) WHERE state IN ('PENDING', 'FAILED')"}}
 {{template "index" .Index "event_notifications_claim" "event_notifications (handler_name, next_retry_at) WHERE state IN ('PENDING', 'FAILED')"}}
-{{template "index" .Index "event_notifications_stuck" "event_notifications (handler_name, state) WHERE state IN ('BLOCKED', 'DEAD')"}}
+{{template "index" .Index "event_notifications_stuck" "event_notifications (handler_name, state, reason) WHERE state IN ('BLOCKED', 'DEAD')"}}
 -- +goose Down
 -- The published indexes stay with their tables.
 DROP INDEX CONCURRENTLY IF EXISTS {{.Schema}}.event_notifications_stuck;
