@@ -56,11 +56,15 @@ func (l *late) due(now time.Time) []lateEvent {
 	return slices.DeleteFunc(all, func(e lateEvent) bool { return now.Sub(e.since) > lateFor })
 }
 
-// markLateSQL marks the events of a batch that are in sight by now.
+// markLateSQL marks the events of a batch that are in sight by now. They are other events than those that the
+// caller works on, so it waits for none of them: a row that a session has locked is left for the next try.
 const markLateSQL = `
 WITH batch AS MATERIALIZED (
     SELECT b.id::uuid AS id, b.key::{key} AS key, b.targets
     FROM unnest($1::text[], $2::text[], $3::bigint[]) AS b (id, key, targets)
+    JOIN {from} AS t ON {id} = b.key::{key}
+    WHERE {pending}
+    FOR NO KEY UPDATE OF t SKIP LOCKED
 )
 {mark} RETURNING b.id::text`
 

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -331,6 +332,47 @@ FROM generate_series(1, 20000) n CROSS JOIN (SELECT timestamp '2031-05-17' AS d)
 		}
 		if n, err := s.Unblock(t.Context(), []string{"h"}); n != 5 || err != nil {
 			t.Errorf("unblocked %d, %v", n, err)
+		}
+	})
+}
+
+// Marking rows that came into sight late is a favour to the poller: when a session has locked one of them,
+// neither path waits for it.
+func TestMarkLate_WaitsForNoLock(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		l := outbox("bigint PRIMARY KEY")
+		db := newTestDB(t, major, l)
+		s := newStore(t, db.Pool(), l.table)
+		late := event.Event{Key: "1", Type: "a", Payload: []byte("1")}
+		late.ID, _ = schema.EventID("public.outbox", late.Key)
+		if result := fanOut(t, s, []event.Event{late}, true); result.Absent != 1 {
+			t.Fatalf("got %+v", result)
+		}
+		db.Exec(`INSERT INTO public.outbox (id, type, payload) VALUES (1, 'a', '1'), (2, 'a', '2')`)
+		tx, err := db.Pool().Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), `SELECT FROM public.outbox WHERE id = 1 FOR UPDATE`); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		s.late.tried = time.Time{}
+		found, err := s.Undelivered(ctx, delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 9, Skip: []string{late.ID}})
+		if err != nil || len(found) != 1 || found[0].Key != "2" {
+			t.Fatalf("found %v, %v", found, err)
+		}
+		s.late.tried = time.Time{}
+		if result := fanOut(t, s, found, true); result.Fresh != 1 {
+			t.Errorf("got %+v", result)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.late.tried = time.Time{}
+		if left := undelivered(t, s); len(left) != 0 {
+			t.Errorf("%d events are left after the lock", len(left))
 		}
 	})
 }
