@@ -61,9 +61,9 @@ func (s *Store) changeRow(ctx context.Context, with settings, into []any, sql st
 	})
 }
 
-// changeOnly is changeRows for a statement that returns nothing.
-func (s *Store) changeOnly(ctx context.Context, with settings, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	err = s.batch(ctx, with, sql, args, func(results pgx.BatchResults) error {
+// changeOnly is changeRows for a durable statement that returns nothing.
+func (s *Store) changeOnly(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	err = s.batch(ctx, durable, sql, args, func(results pgx.BatchResults) error {
 		tag, err = results.Exec()
 		return err
 	})

@@ -81,7 +81,7 @@ func (s *Store) unlease(ctx context.Context, b *fanBatch, created []delivery.Cre
 	}
 	slices.Sort(ids)
 	return again(ctx, func() error {
-		_, err := s.changeOnly(ctx, durable, s.sql.unlease, ids, b.Lease.Token.String())
+		_, err := s.changeOnly(ctx, s.sql.unlease, ids, b.Lease.Token.String())
 		return err
 	})
 }
@@ -327,12 +327,12 @@ func (s *Store) Quarantine(ctx context.Context, fan delivery.Fan, cause error) e
 	}
 	args := quarantineArgs(fan, cause)
 	err := s.withTable(ctx, func(t *eventTable) error {
-		_, err := s.changeOnly(ctx, durable, t.quarantine, args...)
+		_, err := s.changeOnly(ctx, t.quarantine, args...)
 		return err
 	})
 	if err != nil && rejected(err) {
 		if unmarked := s.withTable(ctx, func(t *eventTable) error {
-			_, err := s.changeOnly(ctx, durable, t.quarantineUnmarked, args...)
+			_, err := s.changeOnly(ctx, t.quarantineUnmarked, args...)
 			return err
 		}); unmarked == nil {
 			return fmt.Errorf("quarantine event %s: its deliveries are BLOCKED, but the database refuses its mark: %w", fan.Event.ID, err)

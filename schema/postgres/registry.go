@@ -149,7 +149,7 @@ func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, err
 			return s.ids(ctx, s.sql.orphans, micros(grace), refused, stepSize)
 		},
 		func(ids []string) (int64, error) {
-			tag, err := s.changeOnly(ctx, durable, s.sql.block, ids, micros(grace))
+			tag, err := s.changeOnly(ctx, s.sql.block, ids, micros(grace))
 			return tag.RowsAffected(), err
 		})
 	if err != nil {
@@ -165,7 +165,7 @@ func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
 			return s.ids(ctx, s.sql.stuck, nonNil(names), refused, stepSize)
 		},
 		func(ids []string) (int64, error) {
-			tag, err := s.changeOnly(ctx, durable, s.sql.revive, ids)
+			tag, err := s.changeOnly(ctx, s.sql.revive, ids)
 			return tag.RowsAffected(), err
 		})
 	if err != nil {
