@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"cmp"
 	"sync"
 	"time"
 )
@@ -20,6 +21,8 @@ const (
 // They stay undelivered in their table and come up again when their time is over.
 // It is memory only: a new process tries them at once. It may be used by several goroutines.
 type aside struct {
+	limit int // asideLimit when 0
+
 	mu   sync.Mutex
 	held map[string]heldEvent
 }
@@ -35,9 +38,9 @@ func (a *aside) put(id string, now time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	h, known := a.held[id]
-	if !known && len(a.held) >= asideLimit {
+	if limit := cmp.Or(a.limit, asideLimit); !known && len(a.held) >= limit {
 		a.forget(now)
-		if len(a.held) >= asideLimit {
+		if len(a.held) >= limit {
 			return false
 		}
 	}

@@ -98,6 +98,9 @@ func (h Health) eventsCome() (bool, []string) {
 		if silent := h.At.Sub(h.Log.LastByte); h.Mode != cdc.ModeStandby && h.Log.StaleAfter > 0 && silent > h.Log.StaleAfter {
 			return false, []string{fmt.Sprintf("the log has been silent for %s", silent.Round(time.Second))}
 		}
+		if h.Poller.Present() {
+			return true, []string{h.describe("the poller", h.Poller)}
+		}
 		return true, nil
 	}
 	var reasons []string

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -59,7 +60,9 @@ type poller struct {
 	seen map[string]time.Time
 	// taken holds the events of the last look: one that comes back was not marked.
 	taken map[string]struct{}
-	sweep sweep
+	// crowded says that the last look brought nothing but events that could not even be set aside.
+	crowded bool
+	sweep   sweep
 
 	mu   sync.Mutex
 	last lookResult
@@ -213,12 +216,22 @@ func (p *poller) sweepNow(run, work context.Context, _ view) error {
 	return nil
 }
 
-// drain takes everything there is, without grace.
+// errCrowded says that the table holds more events that stay undelivered than the poller can
+// leave out, and that what is behind them is out of its sight.
+var errCrowded = fmt.Errorf("more than %d events stay undelivered although they were looked at, and hide those behind them: "+
+	"no handler takes them, or the table has no mark (mark: none) and keeps no trace of events that every condition (when) declines; "+
+	"give the table a mark, or look_back a value", asideLimit)
+
+// drain takes everything there is, without grace. It goes on while looks bring something
+// new: what comes back and cannot be set aside would come for ever.
 func (p *poller) drain(run, work context.Context, reason Counter) error {
 	for run.Err() == nil {
 		full, _, err := p.look(run, work, view{reason: reason})
 		if err != nil || !full {
 			return err
+		}
+		if p.crowded {
+			return errCrowded
 		}
 	}
 	return run.Err()
@@ -228,7 +241,10 @@ func (p *poller) drain(run, work context.Context, reason Counter) error {
 // taken means that the log misses many: the rest is taken without grace.
 func (p *poller) steady(run, work context.Context, v view) error {
 	full, all, err := p.look(run, work, v)
-	if err != nil || !full || !all {
+	switch {
+	case err == nil && full && p.crowded:
+		return errCrowded
+	case err != nil || !full || !all:
 		return err
 	}
 	return p.drain(run, work, v.reason)
@@ -325,13 +341,17 @@ func (p *poller) ripe(found []event.Event, grace time.Duration, now time.Time) [
 // would fill every look to come: it is set aside for a while.
 func (p *poller) route(ripe []event.Event, now time.Time) (events, suspects []routed) {
 	taken := make(map[string]struct{}, len(ripe))
+	room := false
 	for _, ev := range ripe {
 		r, ok := p.router.route(ev)
 		_, again := p.taken[ev.ID]
 		switch {
 		case again || !ok:
-			p.setAside(ev, now)
-			continue
+			if p.setAside(ev, now) {
+				room = true
+				continue
+			}
+			// It comes back at once, and is to be known then.
 		case p.aside.known(ev.ID):
 			suspects = append(suspects, r)
 		default:
@@ -339,14 +359,16 @@ func (p *poller) route(ripe []event.Event, now time.Time) (events, suspects []ro
 		}
 		taken[ev.ID] = struct{}{}
 	}
+	p.crowded = len(ripe) > 0 && len(events)+len(suspects) == 0 && !room
 	p.taken = taken
 	return events, suspects
 }
 
-func (p *poller) setAside(ev event.Event, now time.Time) {
-	fits := p.aside.put(ev.ID, now)
+func (p *poller) setAside(ev event.Event, now time.Time) (fits bool) {
+	fits = p.aside.put(ev.ID, now)
 	if held, ok := p.warn.allow("aside"); ok {
 		p.log.Warn("an event stays undelivered although it was fanned out; the poller leaves it out for a while",
 			slog.String("event", ev.ID), slog.String("type", ev.Type), slog.Int("set_aside", p.aside.size(now)), slog.Bool("room", fits), slog.Int("held_back", held))
 	}
+	return fits
 }

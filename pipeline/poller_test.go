@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -285,6 +286,43 @@ func TestQ27_UndeliverableEventsDoNotStarveTheOthers(t *testing.T) {
 		}
 		if n := b.store.undelivered(); n != 400 {
 			t.Errorf("%d undelivered", n)
+		}
+	})
+}
+
+// More events that stay undelivered than can be left out hide what is behind them. The poller
+// must not look again and again without a pause then, and has to say what is the matter.
+func TestPollerDoesNotSpinInFrontOfACrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, false, PollerConfig{Batch: 50}, on("a", []string{"x"}, ""), on("b", []string{"y"}, "event.id == 'nobody'"))
+		b.aside.limit = 100
+		for i := range 300 {
+			id := fmt.Sprintf("declined-%03d", i)
+			b.store.markless[id] = true
+			b.store.commit(event.Event{ID: id, Type: "y", Payload: json.RawMessage(`{}`)})
+		}
+		b.launch(t)
+		elapse(10 * time.Second)
+		b.insert("e", "x", 5)
+		looks := b.store.noted("look")
+		elapse(10 * time.Minute)
+		if n := b.store.noted("look") - looks; n > 10*60 {
+			t.Errorf("%d looks in 10 minutes", n)
+		}
+		if b.book.lines("undelivered events failed") != 1 || b.book.lines("mark: none") != 1 {
+			t.Errorf("log:\n%s", b.book)
+		}
+		if _, err := b.p.trouble.present(); !errors.Is(err, errCrowded) {
+			t.Errorf("health shows %v", err)
+		}
+		// Once they are out of sight, the others come at once.
+		b.store.tmu.Lock()
+		b.store.table = slices.DeleteFunc(b.store.table, func(r *tableRow) bool { return r.ev.Type == "y" })
+		b.store.tmu.Unlock()
+		elapse(15 * time.Second)
+		b.ledger(t, 5)
+		if _, err := b.p.trouble.present(); err != nil {
+			t.Errorf("still in trouble: %v", err)
 		}
 	})
 }
