@@ -60,7 +60,7 @@ func New(c Config) (*Pipeline, error) {
 	p.poller = newPoller(plan, router, p.fanOut)
 	p.heartbeat = newHeartbeat(plan, p.slots)
 	if plan.Log != nil {
-		p.stream = newStream(plan, newFanOutTrigger(plan, router, p.fanOut), p.poller.gap)
+		p.stream = newStream(plan, newFanOutTrigger(plan, router, p.fanOut), p.poller.gapFound, p.poller.gap)
 		p.supervisor = newSupervisor(plan.Log, p.stream.in, p.stream.calm, plan.Logger, plan.Observer)
 		p.poller.state, p.poller.settled = p.supervisor.state, p.supervisor.settled
 	}

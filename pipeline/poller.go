@@ -66,6 +66,10 @@ type poller struct {
 
 	mu   sync.Mutex
 	last lookResult
+
+	// closing orders the closing of gaps and their arrival; arrived counts the latter.
+	closing sync.Mutex
+	arrived int
 }
 
 // sweep is a plan to look through the whole table without any grace.
@@ -73,8 +77,10 @@ type sweep struct {
 	// at is when, zero when none is planned.
 	at     time.Time
 	reason Counter
-	// closes says that this one closes the gaps of the source.
-	closes bool
+	// closes says that this one closes the gaps of the source: those that had arrived
+	// when the one before began.
+	closes  bool
+	arrived int
 }
 
 // lookResult is what health shows of the poller.
@@ -113,6 +119,13 @@ func (p *poller) gap() {
 	case p.gapped <- struct{}{}:
 	default: // one is already asked for, and it has not begun
 	}
+}
+
+// gapFound is called before a gap is recorded: a sweep that has begun does not close it.
+func (p *poller) gapFound() {
+	p.closing.Lock()
+	defer p.closing.Unlock()
+	p.arrived++
 }
 
 // run polls until run ends; a statement in flight may take until work ends.
@@ -200,11 +213,22 @@ func (s *sweep) due(now time.Time) bool { return !s.at.IsZero() && !now.Before(s
 // a second one, for rows that were committed but not yet visible during the first; that
 // one closes the gaps.
 func (p *poller) sweepNow(run, work context.Context, _ view) error {
+	if !p.sweep.closes {
+		p.closing.Lock()
+		p.sweep.arrived = p.arrived
+		p.closing.Unlock()
+	}
 	if err := p.drain(run, work, p.sweep.reason); err != nil {
 		return err
 	}
 	if !p.sweep.closes {
-		p.sweep = sweep{at: time.Now().Add(p.config.SweepAgain), reason: p.sweep.reason, closes: true}
+		p.sweep.at, p.sweep.closes = time.Now().Add(p.config.SweepAgain), true
+		return nil
+	}
+	p.closing.Lock()
+	defer p.closing.Unlock()
+	if p.arrived != p.sweep.arrived {
+		p.sweep = sweep{at: time.Now(), reason: CountPolledGap}
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(work, statementTimeout)

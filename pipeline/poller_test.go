@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -233,6 +234,36 @@ func TestGapIsSweptTwiceAndClosed(t *testing.T) {
 		}
 		if n := b.obs.count(CountPolledGap) + b.obs.count(CountPolledMissed); n != 2501 {
 			t.Errorf("counts %v", b.obs.counts)
+		}
+	})
+}
+
+// A gap that comes while its predecessors are swept for has not been looked for: it stays
+// open until it has had sweeps of its own.
+func TestGapThatComesDuringASweepIsNotClosedByIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, true, PollerConfig{SweepAgain: time.Minute, Interval: time.Hour})
+		close(b.settled)
+		var armed atomic.Bool
+		b.store.gate = func(_ context.Context, op string, _ []string) error {
+			if op == "look" && armed.CompareAndSwap(true, false) {
+				b.p.gapFound()
+			}
+			return nil
+		}
+		b.launch(t)
+		elapse(10 * time.Minute)
+		closed := b.store.noted("close")
+		b.p.gap()
+		elapse(30 * time.Second)
+		armed.Store(true) // for the second sweep
+		elapse(time.Minute)
+		if armed.Load() || b.store.noted("close") != closed {
+			t.Error("the sweep closed a gap that came during it")
+		}
+		elapse(time.Minute)
+		if n := b.store.noted("close") - closed; n != 1 {
+			t.Errorf("closed %d times", n)
 		}
 	})
 }

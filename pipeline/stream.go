@@ -32,8 +32,9 @@ type stream struct {
 	limits   FanOutConfig
 	log      *slog.Logger
 	obs      Observer
-	// onGap is called after a gap is recorded and its position acknowledged.
-	onGap func()
+	// gapFound is called before a gap is recorded, onGap after that and after its position is
+	// acknowledged.
+	gapFound, onGap func()
 
 	in    chan cdc.Transaction
 	calms chan chan struct{}
@@ -64,9 +65,9 @@ type batch struct {
 	newest, seen time.Time
 }
 
-func newStream(p *plan, fan trigger, onGap func()) *stream {
+func newStream(p *plan, fan trigger, gapFound, onGap func()) *stream {
 	s := &stream{
-		source: p.Log, name: p.Source, gaps: p.Store, limits: p.FanOut, log: p.Logger, obs: p.Observer, onGap: onGap,
+		source: p.Log, name: p.Source, gaps: p.Store, limits: p.FanOut, log: p.Logger, obs: p.Observer, gapFound: gapFound, onGap: onGap,
 		triggers: []trigger{fan},
 		in:       make(chan cdc.Transaction, channelLength),
 		calms:    make(chan chan struct{}),
@@ -300,6 +301,7 @@ func (s *stream) recordGap(run, work context.Context, gap cdc.Gap) bool {
 	s.obs.Count(CountGap, "", 1)
 	s.log.Warn("a stretch of the log was not read; the poller sweeps the table for what it held",
 		slog.String("reason", gap.Reason), slog.String("detail", gap.Detail), slog.String("from", string(gap.From)), slog.String("to", string(gap.To)))
+	s.gapFound()
 	return s.persist(run, s.gapping, func() error {
 		ctx, cancel := context.WithTimeout(work, statementTimeout)
 		defer cancel()

@@ -92,7 +92,7 @@ func newStreamBench(t *testing.T, limits FanOutConfig, triggers ...Trigger) *str
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.s = newStream(plan, newFanOutTrigger(plan, b.router, b.fanOut), func() { b.gaps.Add(1) })
+	b.s = newStream(plan, newFanOutTrigger(plan, b.router, b.fanOut), func() {}, func() { b.gaps.Add(1) })
 	return b
 }
 
@@ -328,10 +328,11 @@ func TestGapIsRecordedThenAcknowledgedThenSwept(t *testing.T) {
 				t.Error("the gap was acknowledged before it was recorded, or after it was swept")
 			}
 		}
-		b.launch(t)
+		// They wait in the channel before anybody reads it, so that the first two meet in one batch.
 		b.s.in <- tx("0/1", "1")
 		b.s.in <- cdc.Transaction{Gap: &cdc.Gap{Reason: "slot_lost", From: "0/1", To: "0/9"}, Position: "0/9"}
 		b.s.in <- tx("0/10", "10")
+		b.launch(t)
 		synctest.Wait()
 		if acks := b.source.acked(); len(acks) != 0 || b.gaps.Load() != 0 {
 			t.Errorf("acknowledged %v while the gap is not recorded", acks)
