@@ -11,6 +11,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 )
 
 // The paths that bring an event to the fan-out, as observers see them.
@@ -358,7 +359,7 @@ func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
 	case err == nil:
 		f.obs.Count(CountQuarantined, "", 1)
 		f.log.Error("the database refuses an event as it is; a reduced BLOCKED delivery stands for it",
-			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.Int("handlers", len(r.subs)), slog.Any("error", cause))
+			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.Int("handlers", len(r.subs)), slog.String("code", codeOf(cause)))
 		return nil
 	case f.store.Rejected(err):
 		f.setAside(r, err)
@@ -373,6 +374,16 @@ func (f *fanOut) setAside(r routed, err error) {
 	f.aside.put(r.fan.Event.ID, time.Now())
 	if held, ok := f.warn.allow("aside\x00" + r.fan.Event.ID); ok {
 		f.log.Error("an event cannot be fanned out; it stays undelivered in its table and is tried again later",
-			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.Any("error", err), slog.Int("held_back", held))
+			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.String("code", codeOf(err)), slog.Int("held_back", held))
 	}
+}
+
+// codeOf is what may be logged of an error about one event: the SQLSTATE or the class. The
+// database's message quotes values of the row.
+func codeOf(err error) string {
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) {
+		return "sqlstate_" + state.SQLState()
+	}
+	return event.Code(err)
 }

@@ -205,6 +205,9 @@ func TestQ25_ARefusedRowIsIsolatedByHalving(t *testing.T) {
 		if b.book.lines("event=x-077") != 1 {
 			t.Errorf("the log does not name the bad row once:\n%s", b.book)
 		}
+		if b.book.lines("code=sqlstate_22P02") != 2 || b.book.lines("secret value") != 0 {
+			t.Errorf("C70: the log must name the code and quote nothing:\n%s", b.book)
+		}
 	})
 }
 
@@ -222,6 +225,9 @@ func TestFanOutSetsAsideWhatIsRefusedInEveryForm(t *testing.T) {
 		}
 		if b.obs.count(CountSetAside) != 1 || b.book.lines("event=x-005") != 1 {
 			t.Errorf("not counted or not logged:\n%s", b.book)
+		}
+		if b.book.lines("code=sqlstate_22P02") != 1 || b.book.lines("secret value") != 0 {
+			t.Errorf("C70: the log must name the code and quote nothing:\n%s", b.book)
 		}
 		elapse(asideFirst)
 		if len(b.aside.skip(time.Now())) != 0 {

@@ -17,8 +17,14 @@ import (
 
 var (
 	errAway   = errors.New("the database is away")
-	errBadRow = errors.New("the row is refused")
+	errBadRow = error(refusal{})
 )
+
+// refusal is what a database says of a row: its message quotes a value.
+type refusal struct{}
+
+func (refusal) Error() string    { return "invalid input syntax: \"secret value\"" }
+func (refusal) SQLState() string { return "22P02" }
 
 // pipelineStore is a whole [Store] in memory: fakeStore's deliveries behind an
 // event table.
