@@ -156,7 +156,7 @@ func (s *spy) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delive
 	}
 	var ids []string
 	for _, one := range settled {
-		if kept[one.ID] {
+		if kept[one.ID] && !one.Locked {
 			ids = append(ids, one.ID.String())
 		}
 	}
