@@ -38,20 +38,7 @@ func (a *app) withDesk(ctx context.Context, name string, fn func(context.Context
 
 // eachDesk runs fn for the named source, or for all in turn.
 func (a *app) eachDesk(ctx context.Context, name string, fn func(context.Context, desk) error) error {
-	cfg, err := a.load(a.configPath())
-	if err != nil {
-		return err
-	}
-	sources, err := a.selected(cfg, name)
-	if err != nil {
-		return err
-	}
-	for _, s := range sources {
-		if err := atDesk(ctx, s, fn); err != nil {
-			return err
-		}
-	}
-	return nil
+	return a.eachSource(name, func(s config.Source) error { return atDesk(ctx, s, fn) })
 }
 
 func atDesk(ctx context.Context, s config.Source, fn func(context.Context, desk) error) error {

@@ -47,8 +47,8 @@ func (a *app) selected(cfg *config.Config, name string) ([]config.Source, error)
 	return []config.Source{s}, err
 }
 
-// eachMigrator runs fn for the sources in turn.
-func (a *app) eachMigrator(ctx context.Context, name string, fn func(context.Context, config.Source, *migrate.Migrator) error) error {
+// eachSource runs fn for the named source, or for all in turn.
+func (a *app) eachSource(name string, fn func(config.Source) error) error {
 	cfg, err := a.load(a.configPath())
 	if err != nil {
 		return err
@@ -58,11 +58,16 @@ func (a *app) eachMigrator(ctx context.Context, name string, fn func(context.Con
 		return err
 	}
 	for _, s := range sources {
-		if err := withMigrator(ctx, s, fn); err != nil {
+		if err := fn(s); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// eachMigrator runs fn for the sources in turn.
+func (a *app) eachMigrator(ctx context.Context, name string, fn func(context.Context, config.Source, *migrate.Migrator) error) error {
+	return a.eachSource(name, func(s config.Source) error { return withMigrator(ctx, s, fn) })
 }
 
 func withMigrator(ctx context.Context, s config.Source, fn func(context.Context, config.Source, *migrate.Migrator) error) error {
