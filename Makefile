@@ -26,7 +26,7 @@ test: servers ## install the servers that are missing, run every test with the r
 
 .PHONY: servers
 servers: ## only install the servers that the tests want
-	@scripts/install-servers.sh || test -z "$$CI"
+	@scripts/install-servers.sh || echo "install-servers failed: tests of missing servers are skipped, or fail where CI is set"
 
 .PHONY: demo
 demo: build ## watch it work: throw-away PostgreSQL, producer, four handlers, live view (ARGS="--for 15s -o json")

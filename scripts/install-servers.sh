@@ -104,6 +104,20 @@ discard() {
 	unmount "$1" && rm -rf --one-file-system "$1"
 }
 
+# bootstrap SUITE FOLDER ARCHIVE MAJOR: shows what debootstrap said when it
+# fails. The lock is not handed down: what is started there may live longer.
+bootstrap() {
+	local log=$2.log
+	discard "$2" && mkdir -m 755 "$2"
+	if debootstrap --variant=minbase --include="postgresql-$4" "$1" "$2" "$3" </dev/null >"$log" 2>&1 9>&-; then
+		rm -f "$log"
+		return 0
+	fi
+	tail -n 20 "$log" "$2/debootstrap/debootstrap.log" >&2 2>/dev/null || true
+	rm -f "$log"
+	return 1
+}
+
 # make_tree SUITE MAJOR: under the lock, in a folder of its own, then renamed.
 make_tree() (
 	suite=$1 major=$2
@@ -127,15 +141,11 @@ make_tree() (
 	trap 'discard "$building"' EXIT
 	trap 'exit 130' INT
 	trap 'exit 143' TERM
-	chmod 755 "$building"
 	say "PostgreSQL $major: making a tree of Debian $suite from $from in $tree (about a minute)"
-	if ! debootstrap --variant=minbase --include="postgresql-$major" "$suite" "$building" "$from" \
-		</dev/null >"$building.log" 2>&1 9>&-; then
-		tail -n 20 "$building.log" "$building/debootstrap/debootstrap.log" >&2 2>/dev/null || true
-		rm -f "$building.log"
-		die "debootstrap failed"
-	fi
-	rm -f "$building.log"
+	bootstrap "$suite" "$building" "$from" "$major" || {
+		say "debootstrap failed; once more, in case the archive was being updated"
+		bootstrap "$suite" "$building" "$from" "$major"
+	} || die "debootstrap failed"
 	unmount "$building"
 	# Only programs are wanted: not the cluster that the package made, nor what
 	# was downloaded, nor documentation.
