@@ -23,8 +23,9 @@ const (
 	maxStatement = 10 * time.Second
 	// abandonAfter is how long a handler may ignore the end of its context while
 	// the pipeline stops, and flushFor how long the last outcomes may take. With the
-	// default ShutdownTimeout of 20 s the sum stays below the 30 s after which
-	// container platforms kill.
+	// default ShutdownTimeout of 20 s the sum is 28 s, below the 30 s after which
+	// container platforms kill; only a claim that hangs as well makes it 31 s, and then
+	// leases cover what is cut off.
 	abandonAfter = 3 * time.Second
 	flushFor     = 5 * time.Second
 )
