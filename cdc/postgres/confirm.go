@@ -171,6 +171,14 @@ func parsePoint(text string) (resumePoint, error) {
 	return resumePoint(h<<32 | l), nil
 }
 
+// raised is the later of m and o; one without a position says nothing.
+func (m mark) raised(o mark) mark {
+	if o.at != 0 && m.before(o) {
+		return o
+	}
+	return m
+}
+
 // before says whether m is older knowledge than o.
 func (m mark) before(o mark) bool {
 	return m.epoch < o.epoch || m.epoch == o.epoch && m.at < o.at

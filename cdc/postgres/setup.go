@@ -142,8 +142,12 @@ func (s *Source) awaitFreeSlot(ctx context.Context, c *session) (slotState, erro
 	quiet := time.Time{} // nothing is logged before then
 	for {
 		slot, err := c.inspectSlot(ctx, s.cfg.Slot)
-		if err != nil || !slot.Active {
+		if err != nil {
 			return slot, err
+		}
+		s.memory.floor = s.memory.floor.raised(mark{s.memory.epoch, slot.confirmed()})
+		if !slot.Active {
+			return slot, nil
 		}
 		s.standBy(slot.ActivePID)
 		if now := time.Now(); now.After(quiet) {
@@ -157,7 +161,7 @@ func (s *Source) awaitFreeSlot(ctx context.Context, c *session) (slotState, erro
 }
 
 // standBy: whoever holds the slot moves and mends it, so that what is remembered
-// of it says nothing any more.
+// of it says nothing any more. The floor stays: no gap begins before it.
 func (s *Source) standBy(pid uint32) {
 	s.memory.confirmed, s.memory.durable = 0, 0
 	s.memory.hadSlot, s.memory.broken = true, ""
@@ -186,6 +190,7 @@ func (s *Source) carryOut(ctx context.Context, c *session, d decision, f finding
 	if s.memory.gap != nil && s.memory.gap.To == "" {
 		s.memory.gap.To = mark{s.memory.epoch, at}.position()
 	}
+	s.memory.floor = s.memory.floor.raised(mark{s.memory.epoch, at})
 	s.memory.hadSlot = true
 	s.memory.broken, s.memory.serverChanged, s.memory.tableAdded = "", "", false
 	a.start, a.gap, a.tolerate = at, s.memory.gap, d.tolerate

@@ -103,6 +103,10 @@ type memory struct {
 	// durable commit. Zero when nothing is known, or when another replica may have
 	// moved the slot since.
 	confirmed, durable resumePoint
+	// floor is the last position that this process knows to have been confirmed, by
+	// itself or by whoever held the slot. It outlives a stand-by and a change of
+	// server: a gap that is found then began there, or later.
+	floor mark
 	// broken is the reason of the gap for which the slot must be replaced although
 	// the catalog shows nothing wrong with it.
 	broken string
@@ -147,7 +151,7 @@ func decide(f findings) decision {
 	if err := f.wrongKind(); err != nil {
 		return decision{action: refuseSlot, err: err}
 	}
-	from := mark{f.memory.epoch, max(f.memory.confirmed, f.slot.confirmed())}.position()
+	from := f.from().position()
 	gap := func(reason, detail string) *cdc.Gap { return &cdc.Gap{Reason: reason, Detail: detail, From: from} }
 	switch {
 	case !f.slot.exists:
@@ -172,6 +176,15 @@ func decide(f findings) decision {
 		return decision{action: useSlot, gap: publicationGap(gapPublicationTable, f.names.publication, from)}
 	}
 	return decision{action: useSlot}
+}
+
+// from is where a gap that is found now began. What this process confirmed counts
+// first: a slot that is further was moved there by somebody else.
+func (f findings) from() mark {
+	if f.memory.confirmed != 0 {
+		return mark{f.memory.epoch, f.memory.confirmed}
+	}
+	return f.memory.floor.raised(mark{f.memory.epoch, f.slot.confirmed()})
 }
 
 // wrongKind refuses a slot that is not ours to use.

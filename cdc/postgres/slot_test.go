@@ -92,6 +92,42 @@ func TestGapNamesTheSettingAndTheStart(t *testing.T) {
 	}
 }
 
+// TestAGapBeginsWhereTheLastKnownConfirmationWas: what was remembered of the slot
+// may be void, but no gap is without a beginning because of that.
+func TestAGapBeginsWhereTheLastKnownConfirmationWas(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(f *findings)
+		reason string
+		from   cdc.Position
+	}{
+		"dropped": {func(f *findings) { f.slot = slotState{}; f.memory.confirmed = 0x1F0 }, gapSlotMissing, "0/1F0"},
+		"dropped while this process stood by": {func(f *findings) { f.slot = slotState{}; f.memory.floor = mark{0, 0x1E0} },
+			gapSlotMissing, "0/1E0"},
+		"lost while this process stood by": {func(f *findings) { f.slot.WALStatus = "lost"; f.memory.floor = mark{0, 0x1E0} },
+			gapSlotLost, "0/200"},
+		"lost, behind what is known": {func(f *findings) { f.slot.WALStatus = "lost"; f.memory.floor = mark{0, 0x240} },
+			gapSlotLost, "0/240"},
+		"moved past us": {func(f *findings) { f.memory.confirmed = 0x1F0; f.memory.floor = mark{0, 0x200} },
+			gapSlotMoved, "0/1F0"},
+		"another server, without a slot": {func(f *findings) {
+			f.slot, f.memory.epoch, f.memory.serverChanged = slotState{}, 1, "promoted"
+			f.memory.floor = mark{0, 0x900}
+		}, gapServerChanged, "0/900"},
+		"another server, with a slot": {func(f *findings) {
+			f.memory.epoch, f.memory.serverChanged, f.memory.floor = 1, "promoted", mark{0, 0x900}
+		}, gapServerChanged, "0/200#1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := healthy()
+			f.memory.hadSlot = true
+			tc.change(&f)
+			if gap := decide(f).gap; gap == nil || gap.Reason != tc.reason || gap.From != tc.from {
+				t.Errorf("gap %+v, want %s from %s", gap, tc.reason, tc.from)
+			}
+		})
+	}
+}
+
 func TestB17_PingsOfAStoppingServer(t *testing.T) {
 	start := time.Now()
 	at := func(ms ...int) []time.Time {

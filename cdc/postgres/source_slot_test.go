@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -117,6 +119,89 @@ func TestB26_SlotDroppedWhileRunning(t *testing.T) {
 		}
 	})
 }
+
+// TestB26_SlotDroppedWhileStandingBy: another replica held the slot for a while, so
+// that this one may not trust what it remembers of it, and then it is dropped.
+func TestB26_SlotDroppedWhileStandingBy(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		one := cfg
+		open := make(chan struct{}) // the first replica may connect again
+		first := true
+		one.BeforeConnect = func(ctx context.Context, c *pgconn.Config) error {
+			if c.RuntimeParams["replication"] == "" {
+				return nil
+			}
+			if first {
+				first = false
+				return nil
+			}
+			select {
+			case <-open:
+			case <-ctx.Done():
+			}
+			return nil
+		}
+		stopAt := &haltingHandler{at: "standing by", reached: make(chan struct{}), resume: make(chan struct{})}
+		one.Logger = slog.New(stopAt)
+		r := start(t, one)
+		defer stopAt.release()
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 0, 10)
+		r.waitFor(10)
+		known := r.lastPosition()
+		testdb.WaitFor(t, "the confirmation", func() bool { return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, known) })
+		db.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '" + cfg.Slot + "' AND active")
+		other := start(t, cfg)
+		other.waitMode(cdc.ModeStreaming)
+		close(open)
+		// The first replica forgets what it knew, and looks again when it is let go.
+		testdb.WaitFor(t, "the first replica to stand by", func() bool {
+			select {
+			case <-stopAt.reached:
+				return true
+			default:
+				return false
+			}
+		})
+		other.stop()
+		dropUnderneath(t, db, cfg.Slot)
+		db.Exec(insertEvents, 10, 20)
+		stopAt.release()
+
+		r.waitGap(gapSlotMissing)
+		gap := r.gap(0)
+		if gap.From == "" || point(t, gap.From) < point(t, known) || point(t, gap.From) > point(t, gap.To) {
+			t.Errorf("gap from %q to %q, want one that begins at %s or later", gap.From, gap.To, known)
+		}
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 20, 30)
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
+	})
+}
+
+// haltingHandler is a log that blocks whoever writes a certain line, once.
+type haltingHandler struct {
+	slog.Handler // nil: only what is overridden is called
+
+	at              string
+	reached, resume chan struct{}
+	once, freed     sync.Once
+}
+
+func (h *haltingHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h *haltingHandler) WithAttrs([]slog.Attr) slog.Handler       { return h }
+func (h *haltingHandler) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, h.at) {
+		h.once.Do(func() {
+			close(h.reached)
+			<-h.resume
+		})
+	}
+	return nil
+}
+
+func (h *haltingHandler) release() { h.freed.Do(func() { close(h.resume) }) }
 
 // dropUnderneath drops a slot that a reader streams from, which fights for it.
 func dropUnderneath(t *testing.T, db *testdb.DB, slot string) {
