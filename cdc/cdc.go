@@ -75,6 +75,10 @@ type Transaction struct {
 	// Position is safe to resume after once this transaction, and all before it,
 	// are durable. Empty when Partial.
 	Position Position
+	// Epoch fences Position where positions are kept by a store and not by the server:
+	// the store writes Position only while this is the epoch of the source's reader.
+	// Zero where the server keeps the position.
+	Epoch uint64
 	// Partial says that more of the same commit follows.
 	Partial bool
 	// CommitTime is the server's commit time; zero when unknown.
@@ -82,6 +86,10 @@ type Transaction struct {
 	// Gap, when set, says that a stretch of log before this point was not read.
 	// Records is then empty, and Position is the place where reading resumes.
 	Gap *Gap
+	// Sweep, when not empty, is a short code for why the table may have rows that this
+	// stream does not carry although no log was lost, such as "statement" or "xa". It asks
+	// the poller for a look soon and is counted; nothing is recorded.
+	Sweep string
 }
 
 // Gap is a stretch of log that was not read. The table still has the rows, so a

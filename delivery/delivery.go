@@ -58,8 +58,12 @@ type FanOut struct {
 	// Empty for a batch that came from the poller or ends inside a transaction.
 	Source   string
 	Position cdc.Position
-	Lease    Lease
-	Fans     []Fan
+	// Epoch is that of the transaction that Position is from. A store that keeps
+	// positions writes Position only while the source's row has this epoch; the
+	// deliveries are written all the same.
+	Epoch uint64
+	Lease Lease
+	Fans  []Fan
 }
 
 // Created is a delivery row that a fan-out inserted.
@@ -80,6 +84,14 @@ type FanOutResult struct {
 	Fresh, Repeated, Absent, Unmarked int
 	// DuplicateIDs lists event ids that more than one row of the table carries.
 	DuplicateIDs []string
+	// Stored holds, by index into FanOut.Fans, the events as the table's rows have them. A
+	// store whose log writes a value in another form than a query does fills it, and
+	// workers get these, so that both paths deliver the same bytes.
+	Stored map[int]event.Event
+	// Deferred are indexes into FanOut.Fans of events from the log whose rows the table
+	// does not show yet, although the store has looked again. Nothing was written for them: they
+	// are committed and undelivered, so the poller finds them.
+	Deferred []int
 }
 
 // Claim asks for due deliveries of one handler.

@@ -26,6 +26,12 @@ const (
 	// CountSetAside: events that could not be fanned out while the database answered.
 	// They stay undelivered in their table and are tried again at a slow pace.
 	CountSetAside Counter = "set_aside"
+	// CountDeferred: events of the log whose rows the table did not show yet. They
+	// stay undelivered, and the poller finds them.
+	CountDeferred Counter = "deferred"
+	// CountSweepAsked: transactions of the log that asked for a look of the poller,
+	// because the log does not carry all of their rows.
+	CountSweepAsked Counter = "sweep_asked"
 	// CountFanOutRetry: fan-out statements that are tried again after an error.
 	CountFanOutRetry Counter = "fanout_retry"
 	// CountTriggerRetry: trigger callbacks that failed and are tried again; handler
@@ -39,6 +45,8 @@ const (
 	CountPolledStartup  Counter = "polled_startup"
 	CountPolledGap      Counter = "polled_gap"
 	CountPolledPollMode Counter = "polled_poll_mode"
+	// CountPolledAsked: the log said that it does not carry all rows.
+	CountPolledAsked Counter = "polled_asked"
 	// CountPolledBehind: the log is being read, but is far behind.
 	CountPolledBehind Counter = "polled_behind"
 	// CountPolledLogDown: the log is not being read.

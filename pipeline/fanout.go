@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 )
@@ -81,18 +80,18 @@ var errLeftAlone = errors.New("fan-out keeps failing, the events are looked for 
 // the poller that has been set aside, or one that the database refuses in every form. Events of
 // the log are tried until then; those of the
 // poller are left alone after a few failures on end (errLeftAlone). When run ends, the
-// statement in flight may finish until work ends, and deliver gives up. position goes with the
+// statement in flight may finish until work ends, and deliver gives up. end goes with the
 // last statement.
-func (f *fanOut) deliver(run, work context.Context, events []routed, via string, position cdc.Position) error {
+func (f *fanOut) deliver(run, work context.Context, events []routed, via string, end place) error {
 	todo := worklist{parts: []part{{events: events}}}
 	wait := pause{base: 100 * time.Millisecond, cap: 5 * time.Second}
 	// unsure are the leases of tries that failed: they may have committed nevertheless.
 	var unsure []leasedTarget
 	for !todo.empty() {
 		p := todo.next()
-		at := position
+		at := end
 		if !todo.empty() {
-			at = ""
+			at = place{}
 		}
 		leased, err := f.attempt(work, &p, via, at)
 		unsure = append(unsure, leased...)
@@ -163,8 +162,8 @@ func (f *fanOut) stuck(p *part, err error) bool {
 // attempt runs one statement. Leases are asked for on the first try only: a
 // worker slot must not stand idle while a broken database is waited for. With an error
 // it returns the leases that the statement has taken if it committed after all.
-func (f *fanOut) attempt(work context.Context, p *part, via string, position cdc.Position) (unsure []leasedTarget, err error) {
-	batch := delivery.FanOut{Source: f.source, Position: position, Lease: f.lease, Fans: make([]delivery.Fan, len(p.events))}
+func (f *fanOut) attempt(work context.Context, p *part, via string, at place) (unsure []leasedTarget, err error) {
+	batch := delivery.FanOut{Source: f.source, Position: at.position, Epoch: at.epoch, Lease: f.lease, Fans: make([]delivery.Fan, len(p.events))}
 	batch.Lease.Token = uuid.New()
 	for i := range p.events {
 		batch.Fans[i] = p.events[i].fan
@@ -249,12 +248,16 @@ func (f *fanOut) handOver(p *part, batch *delivery.FanOut, result *delivery.FanO
 	for _, c := range result.Created {
 		r := &p.events[c.Fan]
 		t := &batch.Fans[c.Fan].Targets[c.Target]
+		ev, stored := result.Stored[c.Fan]
+		if !stored {
+			ev = r.fan.Event
+		}
 		switch {
 		case c.Leased:
 			reserved[t.Handler]--
 			jobs = append(jobs, job{
 				id: t.ID, token: batch.Lease.Token, sub: r.subs[c.Target], stored: t.Handler,
-				ev: r.fan.Event, claims: 1, leasedAt: begun, commitTime: r.commitTime,
+				ev: ev, claims: 1, leasedAt: begun, commitTime: r.commitTime,
 			})
 		case t.Blocked == "":
 			wake[t.Handler] = true
@@ -336,6 +339,9 @@ func (f *fanOut) report(batch *delivery.FanOut, result *delivery.FanOutResult, v
 		if len(batch.Fans[i].Targets) == 0 {
 			stats.Unmatched++
 		}
+	}
+	if n := len(result.Deferred); n > 0 {
+		f.obs.Count(CountDeferred, "", n)
 	}
 	if n := len(result.DuplicateIDs); n > 0 {
 		f.obs.Count(CountDuplicateID, "", n)

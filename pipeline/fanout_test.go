@@ -84,7 +84,7 @@ func (b *fanBench) eventsOf(t *testing.T, typ string, n int) []routed {
 
 func (b *fanBench) deliver(t *testing.T, events []routed) {
 	t.Helper()
-	if err := b.fanOut.deliver(t.Context(), t.Context(), events, viaLog, "0/1"); err != nil {
+	if err := b.fanOut.deliver(t.Context(), t.Context(), events, viaLog, place{position: "0/1"}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -241,7 +241,7 @@ func (b *fanBench) trickle(ctx context.Context, t *testing.T) {
 	events := b.eventsOf(t, "other", 200)
 	go func() {
 		for i := range events {
-			if !sleep(ctx, 10*time.Second) || b.fanOut.deliver(ctx, ctx, events[i:i+1], viaPoll, "") != nil {
+			if !sleep(ctx, 10*time.Second) || b.fanOut.deliver(ctx, ctx, events[i:i+1], viaPoll, place{}) != nil {
 				return
 			}
 		}
@@ -286,7 +286,7 @@ func TestFanOutDeliversALockedRowFromItsImage(t *testing.T) {
 				t.Fatalf("of %d: found %d, %v", n, len(found), err)
 			}
 			r, _ := b.router.route(found[0])
-			if err := b.fanOut.deliver(t.Context(), t.Context(), []routed{r}, viaPoll, ""); err != nil {
+			if err := b.fanOut.deliver(t.Context(), t.Context(), []routed{r}, viaPoll, place{}); err != nil {
 				t.Fatal(err)
 			}
 			b.ledger(t, n)
@@ -400,7 +400,7 @@ func TestFanOutStopsTryingWhenThePipelineStops(t *testing.T) {
 		b.store.gate = func(context.Context, string, []string) error { return errAway }
 		run, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
-		if err := b.fanOut.deliver(run, t.Context(), b.eventsOf(t, "x", 4), viaLog, "0/1"); err == nil {
+		if err := b.fanOut.deliver(run, t.Context(), b.eventsOf(t, "x", 4), viaLog, place{position: "0/1"}); err == nil {
 			t.Error("no error, so the position would be acknowledged")
 		}
 		b.balanced(t)
@@ -491,4 +491,48 @@ func TestAsideIsBounded(t *testing.T) {
 	if !a.put("one more", now.Add(asideFirst)) {
 		t.Error("room of events whose time is over is not used")
 	}
+}
+
+// rereading is a store whose table shows events in other bytes than the log, and the last
+// one of a batch not at all yet.
+type rereading struct{ *pipelineStore }
+
+func (s *rereading) FanOut(ctx context.Context, b delivery.FanOut) (delivery.FanOutResult, error) {
+	last := len(b.Fans) - 1
+	deferred := b.Fans[last]
+	b.Fans = b.Fans[:last]
+	result, err := s.pipelineStore.FanOut(ctx, b)
+	if err != nil {
+		return result, err
+	}
+	result.Stored = make(map[int]event.Event)
+	for i := range b.Fans {
+		ev := b.Fans[i].Event
+		ev.Payload = json.RawMessage(`{"stored": true}`)
+		result.Stored[i] = ev
+	}
+	if deferred.FromLog {
+		result.Deferred = []int{last}
+	}
+	return result, nil
+}
+
+// Workers get an event as its table has it. One that the table does not show yet is left to
+// the poller, and holds no worker slot.
+func TestStoredEventsGoToTheWorkersAndDeferredOnesToThePoller(t *testing.T) {
+	b := newFanBench(t, map[string]int{"a": 5}, on("a", []string{"*"}, ""))
+	b.fanOut.store = &rereading{b.store}
+	b.deliver(t, b.eventsOf(t, "x", 4))
+	if n := len(b.slots.jobs); n != 3 {
+		t.Errorf("%d jobs, want 3", n)
+	}
+	for _, j := range b.slots.jobs {
+		if string(j.ev.Payload) != `{"stored": true}` {
+			t.Errorf("the worker gets %s, not the stored payload", j.ev.Payload)
+		}
+	}
+	if n := b.obs.count(CountDeferred); n != 1 || b.store.undelivered() != 1 {
+		t.Errorf("%d deferred, %d undelivered", n, b.store.undelivered())
+	}
+	b.balanced(t)
 }

@@ -60,7 +60,7 @@ func New(c Config) (*Pipeline, error) {
 	p.poller = newPoller(plan, router, p.fanOut)
 	p.heartbeat = newHeartbeat(plan, p.slots)
 	if plan.Log != nil {
-		p.stream = newStream(plan, newFanOutTrigger(plan, router, p.fanOut), p.poller.gapFound, p.poller.gap)
+		p.stream = newStream(plan, newFanOutTrigger(plan, router, p.fanOut), p.poller.gapFound, p.poller.gap, p.poller.soon)
 		p.supervisor = newSupervisor(plan.Log, p.stream.in, p.stream.calm, plan.Logger, plan.Observer)
 		p.poller.state, p.poller.settled = p.supervisor.state, p.supervisor.settled
 	}
@@ -170,6 +170,7 @@ func newPoller(p *plan, router *router, f *fanOut) *poller {
 		bytes: p.FanOut.BatchBytes, limit: min(firstLook, p.Poller.Batch),
 		router: router, fanOut: f, aside: f.aside, log: p.Logger, obs: p.Observer,
 		gapped:  make(chan struct{}, 1),
+		asked:   make(chan struct{}, 1),
 		trouble: newTrouble(p.Logger, "looking for undelivered events"),
 		warn:    seldom{every: warnEvery},
 	}

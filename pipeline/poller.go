@@ -48,8 +48,8 @@ type poller struct {
 	state func() sourceState
 	// settled is closed once it is known whether the source reads.
 	settled <-chan struct{}
-	// gapped asks for a sweep.
-	gapped chan struct{}
+	// gapped asks for a sweep because of a gap, asked for any other reason.
+	gapped, asked chan struct{}
 
 	trouble *trouble
 	warn    seldom
@@ -117,6 +117,15 @@ func viewOf(c PollerConfig, hasLog bool, s sourceState) view {
 func (p *poller) gap() {
 	select {
 	case p.gapped <- struct{}{}:
+	default: // one is already asked for, and it has not begun
+	}
+}
+
+// soon asks for a full sweep now and another one later, because the log does not carry
+// all rows. It does not block.
+func (p *poller) soon() {
+	select {
+	case p.asked <- struct{}{}:
 	default: // one is already asked for, and it has not begun
 	}
 }
@@ -195,6 +204,11 @@ func (p *poller) await(run context.Context, next time.Time) {
 	select {
 	case <-p.gapped:
 		p.sweep = sweep{at: time.Now(), reason: CountPolledGap}
+	case <-p.asked:
+		// One that is planned already comes later than what asks, so it finds that too.
+		if p.sweep.at.IsZero() {
+			p.sweep = sweep{at: time.Now(), reason: CountPolledAsked}
+		}
 	case <-timer.C:
 	case <-run.Done():
 	}
@@ -300,7 +314,7 @@ func (p *poller) look(run, work context.Context, v view) (full, all bool, err er
 		if len(batch) == 0 {
 			continue
 		}
-		if err := p.fanOut.deliver(run, work, batch, viaPoll, ""); err != nil {
+		if err := p.fanOut.deliver(run, work, batch, viaPoll, place{}); err != nil {
 			p.taken = nil // it is no wonder if they come back
 			return false, false, err
 		}

@@ -149,7 +149,7 @@ func TestPollerLeavesTheLogItsTime(t *testing.T) {
 			b.store.commit(ev)
 			elapse(2 * time.Second)
 			r, _ := b.router.route(ev)
-			if err := b.fanOut.deliver(t.Context(), t.Context(), []routed{r}, viaLog, ""); err != nil {
+			if err := b.fanOut.deliver(t.Context(), t.Context(), []routed{r}, viaLog, place{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -233,6 +233,24 @@ func TestGapIsSweptTwiceAndClosed(t *testing.T) {
 			t.Errorf("closed %d times", b.store.closed-closed)
 		}
 		if n := b.obs.count(CountPolledGap) + b.obs.count(CountPolledMissed); n != 2501 {
+			t.Errorf("counts %v", b.obs.counts)
+		}
+	})
+}
+
+// What the log says it does not carry is looked for without any grace, and counted as such.
+func TestPollerLooksSoonWhenAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, true, PollerConfig{SweepAgain: time.Minute, Interval: time.Hour})
+		close(b.settled)
+		b.launch(t)
+		elapse(10 * time.Minute)
+		b.insert("x", "x", 3)
+		b.p.soon()
+		b.p.soon()
+		elapse(5 * time.Second)
+		b.ledger(t, 3)
+		if n := b.obs.count(CountPolledAsked); n != 3 {
 			t.Errorf("counts %v", b.obs.counts)
 		}
 	})

@@ -35,6 +35,8 @@ type stream struct {
 	// gapFound is called before a gap is recorded, onGap after that and after its position is
 	// acknowledged.
 	gapFound, onGap func()
+	// sweep asks the poller for a look soon.
+	sweep func()
 
 	in    chan cdc.Transaction
 	calms chan chan struct{}
@@ -47,15 +49,19 @@ type stream struct {
 	foreign  seldom
 
 	gapping, holding *trouble
+	// asked is for the one warning per reason of a sweep.
+	asked seldom
 }
 
 // batch is what the triggers handle together.
 type batch struct {
 	work           []collection // parallel to stream.triggers
 	records, bytes int
-	// position is that of the last complete transaction; empty when there is none.
-	position cdc.Position
-	gap      *cdc.Gap
+	// at is where the last complete transaction ends; its position is empty when there is none.
+	at  place
+	gap *cdc.Gap
+	// sweeps counts transactions that ask for a look of the poller, by reason.
+	sweeps map[string]int
 	// unreadable says that the transaction after position has rows that cannot be
 	// read for a fault of their table. It ends the batch and the reading.
 	unreadable error
@@ -65,14 +71,21 @@ type batch struct {
 	newest, seen time.Time
 }
 
-func newStream(p *plan, fan trigger, gapFound, onGap func()) *stream {
+// place is a position and the epoch that it belongs to.
+type place struct {
+	position cdc.Position
+	epoch    uint64
+}
+
+func newStream(p *plan, fan trigger, gapFound, onGap, sweep func()) *stream {
 	s := &stream{
-		source: p.Log, name: p.Source, gaps: p.Store, limits: p.FanOut, log: p.Logger, obs: p.Observer, gapFound: gapFound, onGap: onGap,
+		source: p.Log, name: p.Source, gaps: p.Store, limits: p.FanOut, log: p.Logger, obs: p.Observer, gapFound: gapFound, onGap: onGap, sweep: sweep,
 		triggers: []trigger{fan},
 		in:       make(chan cdc.Transaction, channelLength),
 		calms:    make(chan chan struct{}),
 		ready:    make(chan *batch),
 		foreign:  seldom{every: remindEvery},
+		asked:    seldom{every: remindEvery},
 		gapping:  newTrouble(p.Logger, "recording a gap of the log"),
 		holding:  newTrouble(p.Logger, "reading the event table's rows in the log"),
 	}
@@ -173,7 +186,7 @@ func (s *stream) begin() *batch {
 }
 
 func (b *batch) empty() bool {
-	return b.records == 0 && b.position == "" && b.gap == nil && b.calm == nil && b.unreadable == nil
+	return b.records == 0 && b.at.position == "" && b.sweeps == nil && b.gap == nil && b.calm == nil && b.unreadable == nil
 }
 
 // full says that nothing more may join the batch. A gap and a calm end one,
@@ -197,7 +210,13 @@ func (s *stream) add(b *batch, tx cdc.Transaction) {
 		}
 	}
 	if !tx.Partial && tx.Position != "" {
-		b.position = tx.Position
+		b.at = place{tx.Position, tx.Epoch}
+	}
+	if tx.Sweep != "" {
+		if b.sweeps == nil {
+			b.sweeps = make(map[string]int)
+		}
+		b.sweeps[tx.Sweep]++
 	}
 	b.gap = tx.Gap
 }
@@ -240,7 +259,7 @@ func (s *stream) finish(run, work context.Context, b *batch) bool {
 			continue
 		}
 		name, _ := s.triggers[i].label()
-		ok := s.persist(run, s.troubles[i], func() error { return w.handle(run, work, b.position) },
+		ok := s.persist(run, s.troubles[i], func() error { return w.handle(run, work, b.at) },
 			func() { s.obs.Count(CountTriggerRetry, name, 1) })
 		if !ok {
 			return false
@@ -250,9 +269,10 @@ func (s *stream) finish(run, work context.Context, b *batch) bool {
 		return false
 	}
 	// Only now is everything up to here durable.
-	if b.position != "" {
-		s.source.Ack(b.position)
+	if b.at.position != "" {
+		s.source.Ack(b.at.position)
 	}
+	s.askForSweep(b.sweeps)
 	if b.gap != nil {
 		s.onGap()
 	}
@@ -264,6 +284,21 @@ func (s *stream) finish(run, work context.Context, b *batch) bool {
 		close(b.calm)
 	}
 	return true
+}
+
+// askForSweep has the poller look soon. It is for the sake of latency: what the stream does
+// not carry is undelivered in its table, and the poller's next look finds it anyway.
+func (s *stream) askForSweep(sweeps map[string]int) {
+	for reason, n := range sweeps {
+		s.obs.Count(CountSweepAsked, "", n)
+		if held, ok := s.asked.allow(reason); ok {
+			s.log.Warn("the log does not carry all rows of the event table; the poller looks for them",
+				slog.String("source", s.name), slog.String("reason", reason), slog.Int("held_back", held))
+		}
+	}
+	if len(sweeps) > 0 {
+		s.sweep()
+	}
 }
 
 // hold waits for the end of run. Nothing that this process could try again makes rows

@@ -81,6 +81,7 @@ type streamBench struct {
 	cut    context.CancelFunc
 	done   chan struct{}
 	gaps   atomic.Int32
+	sweeps atomic.Int32
 }
 
 func newStreamBench(t *testing.T, limits FanOutConfig, triggers ...Trigger) *streamBench {
@@ -92,8 +93,41 @@ func newStreamBench(t *testing.T, limits FanOutConfig, triggers ...Trigger) *str
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.s = newStream(plan, newFanOutTrigger(plan, b.router, b.fanOut), func() {}, func() { b.gaps.Add(1) })
+	b.s = newStream(plan, newFanOutTrigger(plan, b.router, b.fanOut), func() {}, func() { b.gaps.Add(1) }, func() { b.sweeps.Add(1) })
 	return b
+}
+
+// The epoch goes with the position, and a transaction whose rows the log does not
+// carry asks for a look once its position is acknowledged.
+func TestEpochAndSweepOfATransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newStreamBench(t, FanOutConfig{})
+		b.source.after = func() {
+			if b.sweeps.Load() != 0 {
+				t.Error("swept before the position was acknowledged")
+			}
+		}
+		first, second := tx("0/1", "1"), tx("0/2", "2")
+		first.Epoch, second.Epoch, second.Sweep = 7, 8, "statement"
+		b.s.in <- first
+		b.s.in <- second
+		b.s.in <- cdc.Transaction{Position: "0/3", Epoch: 8, Sweep: "statement"}
+		b.launch(t)
+		synctest.Wait()
+		if n := len(b.store.batches); n != 1 || b.store.batches[0].Position != "0/3" || b.store.batches[0].Epoch != 8 {
+			t.Errorf("batches %+v", b.store.batches)
+		}
+		if b.sweeps.Load() != 1 || b.obs.count(CountSweepAsked) != 2 || b.book.lines("reason=statement") != 1 {
+			t.Errorf("%d sweeps, counts %v\n%s", b.sweeps.Load(), b.obs.counts, b.book)
+		}
+		// Without rows of its own a transaction asks all the same.
+		b.source.after = nil
+		b.s.in <- cdc.Transaction{Sweep: "xa"}
+		synctest.Wait()
+		if b.sweeps.Load() != 2 || len(b.source.acked()) != 1 {
+			t.Errorf("%d sweeps, acks %v", b.sweeps.Load(), b.source.acked())
+		}
+	})
 }
 
 // launch runs the stream inside a bubble.

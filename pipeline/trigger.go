@@ -27,7 +27,7 @@ type collection interface {
 	add(RecordCreated)
 	// handle returns nil once the records are durable or dealt with. After an error
 	// it is called again. position is what the batch completes, empty inside a transaction.
-	handle(run, work context.Context, position cdc.Position) error
+	handle(run, work context.Context, end place) error
 	// len is the number of records that handle will look at.
 	len() int
 	// unreadable is not nil when records were added that cannot be read although there is
@@ -87,7 +87,7 @@ func (m *matching) add(r RecordCreated) {
 	m.records = append(m.records, r)
 }
 
-func (m *matching) handle(_, work context.Context, _ cdc.Position) error {
+func (m *matching) handle(_, work context.Context, _ place) error {
 	return m.trigger.call(work, m.records)
 }
 
@@ -182,12 +182,12 @@ func (a *arrivals) cannotRead(err error) {
 	a.unread[reason].n++
 }
 
-func (a *arrivals) handle(run, work context.Context, position cdc.Position) error {
-	a.reportUnread(position)
+func (a *arrivals) handle(run, work context.Context, end place) error {
+	a.reportUnread(end.position)
 	if len(a.events) == 0 {
 		return nil
 	}
-	return a.trigger.fanOut.deliver(run, work, a.events, viaLog, position)
+	return a.trigger.fanOut.deliver(run, work, a.events, viaLog, end)
 }
 
 func (a *arrivals) reportUnread(position cdc.Position) {

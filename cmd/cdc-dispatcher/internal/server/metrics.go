@@ -199,7 +199,7 @@ func (o *observer) Count(what pipeline.Counter, handler string, n int) {
 	case pipeline.CountPolledMissed:
 		o.m.missed.WithLabelValues(o.source).Add(by)
 		o.m.polled.WithLabelValues(o.source, "missed").Add(by)
-	case pipeline.CountPolledStartup, pipeline.CountPolledGap, pipeline.CountPolledPollMode, pipeline.CountPolledBehind, pipeline.CountPolledLogDown:
+	case pipeline.CountPolledStartup, pipeline.CountPolledGap, pipeline.CountPolledAsked, pipeline.CountPolledPollMode, pipeline.CountPolledBehind, pipeline.CountPolledLogDown:
 		o.m.polled.WithLabelValues(o.source, string(what)[len("polled_"):]).Add(by)
 	case pipeline.CountPollError:
 		o.m.pollErrors.WithLabelValues(o.source).Add(by)

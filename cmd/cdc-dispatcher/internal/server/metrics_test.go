@@ -57,7 +57,7 @@ func counters() []pipeline.Counter {
 		pipeline.CountSentinel, pipeline.CountUnsubscribed, pipeline.CountRowError, pipeline.CountDuplicateID,
 		pipeline.CountNullPayload, pipeline.CountOversize, pipeline.CountConditionError, pipeline.CountQuarantined,
 		pipeline.CountFanOutRetry, pipeline.CountTriggerRetry, pipeline.CountPolledStartup, pipeline.CountPolledGap,
-		pipeline.CountPolledPollMode, pipeline.CountPolledBehind, pipeline.CountPolledLogDown, pipeline.CountPolledMissed,
+		pipeline.CountPolledAsked, pipeline.CountPolledPollMode, pipeline.CountDeferred, pipeline.CountSweepAsked, pipeline.CountPolledBehind, pipeline.CountPolledLogDown, pipeline.CountPolledMissed,
 		pipeline.CountPollError, pipeline.CountSourceRun, pipeline.CountGap, pipeline.CountRegistryError,
 		pipeline.CountOrphaned, pipeline.CountUnblocked, pipeline.CountStale, pipeline.CountUnwritten, pipeline.CountGivenBack,
 		pipeline.CountLeaseLost, pipeline.CountStuck, pipeline.CountPanic, pipeline.CountClaimError, pipeline.CountSettleError, pipeline.CountRenewError,
