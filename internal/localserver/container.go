@@ -99,7 +99,7 @@ func (c *container) await(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return waitReady(ctx, c.portNo, func() bool { return true }, died)
+	return waitReady(ctx, func() error { return tryConnect(ctx, c.portNo) }, func() bool { return true }, died)
 }
 
 // followLog copies the container's output into the log file until the

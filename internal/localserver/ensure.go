@@ -49,7 +49,7 @@ func EnsurePostgres(ctx context.Context, log func(string)) (Install, error) {
 	} else {
 		failed = append(failed, errors.New("no container engine answers"))
 	}
-	return Install{}, fmt.Errorf("%w; %s (tried: %w)", ErrNotFound, howToInstall(0), errors.Join(failed...))
+	return Install{}, fmt.Errorf("%w (wanted: PostgreSQL); %s (tried: %w)", ErrNotFound, howToInstall(0), errors.Join(failed...))
 }
 
 func isDebian() bool {

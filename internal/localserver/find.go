@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// ErrNotFound means that no usable PostgreSQL server binaries of the wanted
-// major version are on this machine.
-var ErrNotFound = errors.New("no PostgreSQL server binaries found")
+// ErrNotFound means that no usable server binaries of the wanted kind and
+// version are on this machine.
+var ErrNotFound = errors.New("no such database server found")
 
 // Install is one place a PostgreSQL server can be run from. Exactly one of
 // BinDir and Image is set.
@@ -134,10 +134,11 @@ func findMajor(ctx context.Context, major int) (Install, error) {
 			return in, nil
 		}
 	}
-	if major == 0 {
-		return Install{}, fmt.Errorf("%w; %s", ErrNotFound, howToInstall(0))
+	wanted := "PostgreSQL"
+	if major != 0 {
+		wanted += " " + strconv.Itoa(major)
 	}
-	return Install{}, fmt.Errorf("%w for major version %d; %s", ErrNotFound, major, howToInstall(major))
+	return Install{}, fmt.Errorf("%w (wanted: %s); %s", ErrNotFound, wanted, howToInstall(major))
 }
 
 // howToInstall names the one command that helps on this platform.

@@ -18,37 +18,39 @@ type account struct {
 	credential *syscall.Credential // nil: the user we are
 }
 
-// serverAccount is the current user, or for root, as which PostgreSQL refuses
-// to run, the postgres user or nobody.
-func serverAccount(root string) (account, error) {
+// serverAccount is the current user, or for root, as which servers refuse to run
+// or should not, the server's own user or nobody.
+func serverAccount(root, own string) (account, error) {
 	if os.Geteuid() != 0 {
 		return account{}, nil
 	}
 	if root != "" {
-		return accountInTree(root)
+		return accountInTree(root, own)
 	}
-	for _, name := range []string{"postgres", "nobody"} {
+	for _, name := range []string{own, "nobody"} {
 		u, err := user.Lookup(name)
 		if err != nil {
 			continue
 		}
 		return newAccount(u.Uid, u.Gid)
 	}
-	return account{}, errors.New("running as root, and there is neither a postgres nor a nobody user to run the server as")
+	return account{}, errors.New("running as root, and there is neither the user " + own + " nor nobody to run the server as")
 }
 
 // accountInTree reads the tree's own user table: its numbers differ from ours.
-func accountInTree(root string) (account, error) {
+func accountInTree(root, own string) (account, error) {
 	text, err := os.ReadFile(filepath.Join(root, "etc/passwd"))
 	if err != nil {
 		return account{}, err
 	}
-	for line := range strings.Lines(string(text)) {
-		if f := strings.Split(line, ":"); len(f) >= 4 && f[0] == "postgres" {
-			return newAccount(f[2], f[3])
+	for _, name := range []string{own, "nobody"} {
+		for line := range strings.Lines(string(text)) {
+			if f := strings.Split(line, ":"); len(f) >= 4 && f[0] == name {
+				return newAccount(f[2], f[3])
+			}
 		}
 	}
-	return account{}, fmt.Errorf("no postgres user in %s", filepath.Join(root, "etc/passwd"))
+	return account{}, fmt.Errorf("neither %s nor nobody in %s", own, filepath.Join(root, "etc/passwd"))
 }
 
 func newAccount(uid, gid string) (account, error) {
@@ -76,14 +78,15 @@ type folder struct {
 }
 
 const (
-	folderPrefix  = "cdc-dispatcher-pg-"
-	folderInTree  = "/var/lib/cdc-dispatcher"
-	socketPathMax = 100 // of the 104 or 108 bytes that kernels give a socket's path
+	postgresPrefix = "cdc-dispatcher-pg-"
+	mysqlPrefix    = "cdc-dispatcher-my-"
+	folderInTree   = "/var/lib/cdc-dispatcher"
+	socketPathMax  = 100 // of the 104 or 108 bytes that kernels give a socket's path
 )
 
 // newFolder makes a folder for the account under parent, or under a fixed place
 // of the tree, after removing what dead processes left there.
-func newFolder(root, parent string, acct account) (_ folder, err error) {
+func newFolder(prefix, root, parent string, acct account) (_ folder, err error) {
 	switch {
 	case root != "":
 		parent = filepath.Join(root, folderInTree)
@@ -104,8 +107,8 @@ func newFolder(root, parent string, acct account) (_ folder, err error) {
 			return folder{}, fmt.Errorf("the server runs as another user, which cannot enter %s", at)
 		}
 	}
-	sweep(parent)
-	dir, err := os.MkdirTemp(parent, folderPrefix)
+	sweep(parent, prefix)
+	dir, err := os.MkdirTemp(parent, prefix)
 	if err != nil {
 		return folder{}, err
 	}
@@ -162,8 +165,8 @@ func blockedAt(dir string) string {
 
 // sweep removes server folders whose owner died without Close. It is best
 // effort: what cannot be removed now is tried again by the next server.
-func sweep(parent string) {
-	dirs, _ := filepath.Glob(filepath.Join(parent, folderPrefix+"*")) // the only error is a bad pattern
+func sweep(parent, prefix string) {
+	dirs, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the only error is a bad pattern
 	for _, dir := range dirs {
 		lock := claimAbandoned(dir)
 		if lock == nil {

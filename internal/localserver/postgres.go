@@ -2,13 +2,10 @@ package localserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
 	"strconv"
-	"sync"
-	"time"
 )
 
 // PostgresOptions say which server to start and how. The zero value is the
@@ -60,10 +57,8 @@ type backend interface {
 // Postgres is one throw-away server.
 type Postgres struct {
 	install Install
-
-	mu     sync.Mutex // held through each operation on the server
-	server backend
-	closed bool
+	guard   guard
+	server  backend
 }
 
 // StartPostgres makes a new cluster (UTF8, C locale, superuser "postgres"),
@@ -125,61 +120,37 @@ func (p *Postgres) LogFile() string { return p.server.logFile() }
 
 // WriteFile puts a file that only the server's user may read next to the data,
 // for example a TLS key, and returns its path as the server sees it.
-func (p *Postgres) WriteFile(name string, content []byte) (string, error) {
-	return do(p, func() (string, error) { return p.server.writeFile(name, content) })
+func (p *Postgres) WriteFile(name string, content []byte) (path string, err error) {
+	err = p.guard.do(func() error {
+		path, err = p.server.writeFile(name, content)
+		return err
+	})
+	return path, err
 }
 
 // Start starts the server again after Stop or Kill, on the same data and port,
 // and returns when it accepts connections.
 func (p *Postgres) Start(ctx context.Context) error {
-	return p.do(func() error { return p.server.start(ctx) })
+	return p.guard.do(func() error { return p.server.start(ctx) })
 }
 
 // Stop shuts the server down and waits until it is gone. When the context ends
 // first the server is still shutting down; Kill and Close remain possible.
 func (p *Postgres) Stop(ctx context.Context, mode StopMode) error {
-	return p.do(func() error { return p.server.stop(ctx, mode) })
+	return p.guard.do(func() error { return p.server.stop(ctx, mode) })
 }
 
 // Kill ends every process of the server with SIGKILL and waits until they are
 // gone: a crash. Start recovers from it.
-func (p *Postgres) Kill() error { return p.do(p.server.kill) }
+func (p *Postgres) Kill() error { return p.guard.do(p.server.kill) }
 
 // Freeze stops every process of the server where it is: connections stay open
 // and nothing answers.
-func (p *Postgres) Freeze() error { return p.do(p.server.freeze) }
+func (p *Postgres) Freeze() error { return p.guard.do(p.server.freeze) }
 
 // Thaw undoes Freeze.
-func (p *Postgres) Thaw() error { return p.do(p.server.thaw) }
+func (p *Postgres) Thaw() error { return p.guard.do(p.server.thaw) }
 
 // Close ends the server, whatever its state, and removes all its files. Calls
 // after the first do nothing.
-func (p *Postgres) Close() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil
-	}
-	p.closed = true
-	return p.server.close()
-}
-
-var errClosed = errors.New("the server has been closed")
-
-func (p *Postgres) do(op func() error) error {
-	_, err := do(p, func() (struct{}, error) { return struct{}{}, op() })
-	return err
-}
-
-func do[T any](p *Postgres, op func() (T, error)) (T, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		var zero T
-		return zero, errClosed
-	}
-	return op()
-}
-
-// closeTimeout bounds the polite part of Close; after it the server is killed.
-const closeTimeout = 10 * time.Second
+func (p *Postgres) Close() error { return p.guard.close(p.server.close) }

@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dieWithParent lets the kernel end the process when the thread that started it
-// ends. SIGQUIT makes the postmaster end its children too, which SIGKILL would
-// leave to notice by themselves.
-func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGQUIT }
+// dieWithParent lets the kernel end the process with a signal when the thread
+// that started it ends.
+func dieWithParent(attr *syscall.SysProcAttr, signal syscall.Signal) { attr.Pdeathsig = signal }
 
 // childrenByParent reads the process table.
 func childrenByParent() map[int][]int {
@@ -61,8 +60,8 @@ func stat(pid int) (state byte, parent int, ok bool) {
 	return fields[0][0], parent, err == nil
 }
 
-// killIn ends every process that works in a folder: PostgreSQL's processes all
-// work in the data folder, so this finds those that lost their postmaster.
+// killIn ends every process that works in a folder: the processes of all servers
+// work in their data folder, so this finds those that lost their postmaster.
 func killIn(dir string) {
 	var found []int
 	for _, pid := range processes() {

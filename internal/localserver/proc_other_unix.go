@@ -10,7 +10,7 @@ import (
 )
 
 // dieWithParent does nothing: this kernel cannot. The next start sweeps.
-func dieWithParent(*syscall.SysProcAttr) {}
+func dieWithParent(*syscall.SysProcAttr, syscall.Signal) {}
 
 // childrenByParent asks ps, which every such system has.
 func childrenByParent() map[int][]int {

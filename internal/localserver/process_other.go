@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"syscall"
 )
 
 // Server processes are controlled with signals, so this platform has none.
@@ -26,4 +25,6 @@ func claim(string) (*os.File, error) { return nil, nil }
 
 func claimAbandoned(string) *os.File { return nil }
 
-func dieWithParent(*syscall.SysProcAttr) {}
+func newMySQLProcess(context.Context, MySQLInstall, MySQLOptions) (mysqlBackend, error) {
+	return nil, errors.New("local server binaries can only be run on Unix systems")
+}

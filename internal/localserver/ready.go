@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -18,17 +19,17 @@ import (
 // recovering.
 const cannotConnectNow = "57P03"
 
-// waitReady returns nil when the server on the port accepts sessions, or an
-// error when died is closed or the context ends first. listening says whether
+// waitReady returns nil when try, which opens and closes a session, succeeds, or
+// an error when died is closed or the context ends first. listening says whether
 // the port is this server's yet, so that a stranger on the port is not taken
 // for it.
-func waitReady(ctx context.Context, port int, listening func() bool, died <-chan struct{}) error {
+func waitReady(ctx context.Context, try func() error, listening func() bool, died <-chan struct{}) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		err := errNotListening
 		if listening() {
-			if err = tryConnect(ctx, port); err == nil {
+			if err = try(); err == nil {
 				return nil
 			}
 		}
@@ -61,6 +62,27 @@ func tryConnect(ctx context.Context, port int) error {
 		return err
 	}
 	return conn.Close(ctx)
+}
+
+// shuttingDown is MySQL's number for "Server shutdown in progress".
+const shuttingDown = 1053
+
+// tryMySQL is tryConnect for MySQL and MariaDB.
+func tryMySQL(ctx context.Context, port int) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	connector, err := mysql.NewConnector(rootConfig(port, ""))
+	if err != nil {
+		return err
+	}
+	conn, err := connector.Connect(ctx)
+	if err != nil {
+		if refusal, ok := errors.AsType[*mysql.MySQLError](err); ok && refusal.Number != shuttingDown {
+			return nil
+		}
+		return err
+	}
+	return conn.Close()
 }
 
 func probeDSN(port int) string {

@@ -32,7 +32,7 @@ var databases atomic.Int64
 // whoever is still connected.
 func Postgres(t testing.TB, major int) *DB {
 	t.Helper()
-	server := shared.get(t, major)
+	server := sharedServer(t, major)
 	db := &DB{t: t, server: server, name: fmt.Sprintf("t%d_%s", databases.Add(1), plainName(t.Name()))}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()

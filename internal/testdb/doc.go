@@ -1,8 +1,9 @@
 // Package testdb gives tests real database servers. It is imported by tests
 // only.
 //
-// Postgres hands out a fresh database on a server that the tests of one package
-// share; Dedicated hands out a server of its own, to crash, stop or freeze.
+// Postgres and MySQL hand out a fresh database on a server that the tests of one
+// package share; Dedicated and DedicatedMySQL hand out a server of its own, to crash,
+// stop or freeze. EachPostgres and EachMySQL run a test once per version.
 // Each package that uses a shared server calls Main from its TestMain.
 //
 // A server that this machine does not have is a visible skip on a developer's

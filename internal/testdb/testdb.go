@@ -27,7 +27,7 @@ var majors = [...]int{15, 18}
 // when goroutines are left. Call it from TestMain; it does not return.
 func Main(m *testing.M) {
 	code := m.Run()
-	if err := shared.close(); err != nil {
+	if err := errors.Join(shared.close(), sharedMySQL.close()); err != nil {
 		fmt.Fprintln(os.Stderr, "testdb: stop shared servers:", err)
 		code = max(code, 1)
 	}
@@ -98,12 +98,18 @@ func require(t testing.TB, major int) {
 			return
 		}
 	}
+	missing(t, postgresName(major))
+}
+
+// missing ends the test: this machine has no such server.
+func missing(t testing.TB, server string) {
+	t.Helper()
 	const hint = "run scripts/install-servers.sh"
-	report(t, "missing", postgresName(major), t.Name())
+	report(t, "missing", server, t.Name())
 	if os.Getenv("CI") != "" {
-		t.Fatalf("no PostgreSQL %d on this machine, and CI is set: %s", major, hint)
+		t.Fatalf("no %s on this machine, and CI is set: %s", server, hint)
 	}
-	t.Skipf("no PostgreSQL %d on this machine: %s", major, hint)
+	t.Skipf("no %s on this machine: %s", server, hint)
 }
 
 // installs looks once for what the machine has.
@@ -117,15 +123,40 @@ func start(major int, settings map[string]string) (*localserver.Postgres, error)
 	return localserver.StartPostgres(ctx, localserver.PostgresOptions{Major: major, Settings: settings})
 }
 
-// pool of shared servers, one per major version, started when first wanted.
-type servers struct {
-	mu      sync.Mutex
-	byMajor map[int]*localserver.Postgres
+// servers that tests share, by version, started when first wanted.
+type servers[K comparable, S interface{ Close() error }] struct {
+	mu sync.Mutex
+	by map[K]S
+}
+
+// get starts the server unless it runs.
+func (s *servers[K, S]) get(key K, start func() (S, error)) (S, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if server, ok := s.by[key]; ok {
+		return server, nil
+	}
+	server, err := start()
+	if err == nil {
+		s.by[key] = server
+	}
+	return server, err
+}
+
+func (s *servers[K, S]) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for key, server := range s.by {
+		errs = append(errs, server.Close())
+		delete(s.by, key)
+	}
+	return errors.Join(errs...)
 }
 
 // shared belongs to the test binary: its servers live from the first test that
 // wants one to the end of Main.
-var shared = servers{byMajor: map[int]*localserver.Postgres{}}
+var shared = servers[int, *localserver.Postgres]{by: map[int]*localserver.Postgres{}}
 
 // sharedSettings make room for many tests at once and trade durability, which a
 // shared server never has to show, for speed.
@@ -140,33 +171,21 @@ var sharedSettings = map[string]string{
 	"max_wal_size":              "512MB",
 }
 
-func (s *servers) get(t testing.TB, major int) *localserver.Postgres {
+func sharedServer(t testing.TB, major int) *localserver.Postgres {
 	t.Helper()
 	require(t, major)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if server := s.byMajor[major]; server != nil {
-		return server
-	}
-	server, err := start(major, sharedSettings)
+	server, err := shared.get(major, func() (*localserver.Postgres, error) {
+		server, err := start(major, sharedSettings)
+		if err == nil {
+			t.Logf("PostgreSQL %s: shared server from %s", server.Version(), server.Origin())
+			report(t, "server", postgresName(major), server.Version()+", "+server.Origin())
+		}
+		return server, err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("PostgreSQL %s: shared server from %s", server.Version(), server.Origin())
-	report(t, "server", postgresName(major), server.Version()+", "+server.Origin())
-	s.byMajor[major] = server
 	return server
-}
-
-func (s *servers) close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var errs []error
-	for major, server := range s.byMajor {
-		errs = append(errs, server.Close())
-		delete(s.byMajor, major)
-	}
-	return errors.Join(errs...)
 }
 
 // plainName turns a test's name into a short part of a database name.
