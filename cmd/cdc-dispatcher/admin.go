@@ -9,16 +9,34 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
+// operator answers the commands and carries out their orders; every SQL store has one.
+type operator interface {
+	Overview(context.Context) (admin.Overview, error)
+	ListEvents(context.Context, admin.EventFilter, admin.Page) (admin.Events, error)
+	ShowEvent(ctx context.Context, id string) (admin.EventStory, error)
+	EmitEvent(context.Context, admin.Emit) (admin.Emitted, error)
+	ListDeliveries(context.Context, admin.Filter, admin.Page) (admin.Deliveries, error)
+	CountDeliveries(context.Context, admin.Filter) (admin.Count, error)
+	ShowDelivery(context.Context, uuid.UUID) (admin.DeliveryStory, error)
+	RetryDeliveries(context.Context, admin.Retry) (admin.Done, error)
+	DiscardDeliveries(context.Context, admin.Discard) (admin.Done, error)
+	ListHandlers(context.Context) ([]admin.HandlerInfo, error)
+	PauseHandler(ctx context.Context, name, by, why string) (changed bool, err error)
+	ResumeHandler(ctx context.Context, name, by, why string) (changed bool, err error)
+}
+
 // desk is what commands that ask or change the database work at: one source.
 type desk struct {
-	*store.Admin
+	operator
 	source config.Source
 	pool   *pgxpool.Pool
 }
@@ -52,7 +70,7 @@ func atDesk(ctx context.Context, s config.Source, fn func(context.Context, desk)
 	if err != nil {
 		return err
 	}
-	return asked(s, fn(ctx, desk{Admin: store.NewAdmin(st, store.AdminConfig{}), source: s, pool: pool}))
+	return asked(s, fn(ctx, desk{operator: store.NewAdmin(st, admin.Config{}), source: s, pool: pool}))
 }
 
 // asked explains why a question was not answered.
@@ -63,9 +81,9 @@ func asked(s config.Source, err error) error {
 		return nil
 	case errors.As(err, &f):
 		return f
-	case errors.Is(err, store.ErrNotFound):
+	case errors.Is(err, admin.ErrNotFound):
 		return &failure{exit: exitFailed, code: codeNotFound, message: "source " + s.Name + ": " + err.Error(), try: "list them, and check the spelling", cause: err}
-	case errors.Is(err, store.ErrSlow):
+	case errors.Is(err, admin.ErrSlow):
 		return &failure{exit: exitFailed, code: codeBusy, message: "source " + s.Name + ": " + err.Error(), try: "narrow the filter", cause: err}
 	}
 	if f := databaseFailure(s.Name, err); f != nil {

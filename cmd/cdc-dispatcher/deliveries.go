@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
 func (a *app) deliveriesCommand() *cobra.Command {
@@ -41,8 +41,8 @@ func (c *choice) flags(cmd *cobra.Command) {
 }
 
 // filter reads the choice. ids are the arguments of the command.
-func (c *choice) filter(cmd *cobra.Command, ids []string) (f store.Filter, err error) {
-	f = store.Filter{Event: c.event, Handler: c.handler, Type: c.typ, Reason: c.reason, Since: c.since.t, Until: c.until.t}
+func (c *choice) filter(cmd *cobra.Command, ids []string) (f admin.Filter, err error) {
+	f = admin.Filter{Event: c.event, Handler: c.handler, Type: c.typ, Reason: c.reason, Since: c.since.t, Until: c.until.t}
 	for _, text := range ids {
 		id, err := uuid.Parse(text)
 		if err != nil {
@@ -70,7 +70,7 @@ func (c *choice) filter(cmd *cobra.Command, ids []string) (f store.Filter, err e
 
 func (a *app) deliveriesListCommand(source *string) *cobra.Command {
 	var c choice
-	var page store.Page
+	var page admin.Page
 	cmd := &cobra.Command{
 		Use: "list", Short: "List deliveries, newest first", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -93,10 +93,10 @@ func (a *app) deliveriesListCommand(source *string) *cobra.Command {
 	return cmd
 }
 
-func (a *app) printDeliveries(page store.Deliveries) error {
+func (a *app) printDeliveries(page admin.Deliveries) error {
 	if a.format == outputJSON {
 		if page.Deliveries == nil {
-			page.Deliveries = []store.Delivery{}
+			page.Deliveries = []admin.Delivery{}
 		}
 		return a.json(page)
 	}
@@ -115,14 +115,14 @@ func (a *app) printDeliveries(page store.Deliveries) error {
 	return nil
 }
 
-func stateWord(d store.Delivery) string {
+func stateWord(d admin.Delivery) string {
 	if d.Leased {
 		return string(d.State) + " (running)"
 	}
 	return string(d.State)
 }
 
-func next(d store.Delivery) string {
+func next(d admin.Delivery) string {
 	if !d.State.Open() || d.Leased {
 		return "-"
 	}
@@ -159,7 +159,7 @@ func (a *app) deliveriesShowCommand(source *string) *cobra.Command {
 	}
 }
 
-func (a *app) printStory(s store.DeliveryStory) error {
+func (a *app) printStory(s admin.DeliveryStory) error {
 	if a.format == outputJSON {
 		return a.json(s)
 	}

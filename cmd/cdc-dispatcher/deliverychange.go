@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
 // bulk is a change of many deliveries: what is common to retry and discard.
@@ -24,13 +24,13 @@ type bulk struct {
 	// asked for by name.
 	states, also []delivery.State
 	// apply gives one order.
-	apply func(ctx context.Context, d desk, o store.Order, f store.Filter) (store.Done, error)
+	apply func(ctx context.Context, d desk, o admin.Order, f admin.Filter) (admin.Done, error)
 }
 
 // changed is what a change prints.
 type changed struct {
 	// Matching deliveries were counted before, Changed after.
-	Matching store.Count `json:"matching"`
+	Matching admin.Count `json:"matching"`
 	Changed  int64       `json:"changed"`
 	DryRun   bool        `json:"dry_run"`
 }
@@ -39,8 +39,8 @@ func (a *app) deliveriesRetryCommand(source *string) *cobra.Command {
 	var reset bool
 	b := &bulk{verb: "retry", done: "retried", states: []delivery.State{delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked},
 		also: []delivery.State{delivery.Succeeded, delivery.Discarded}}
-	b.apply = func(ctx context.Context, d desk, o store.Order, f store.Filter) (store.Done, error) {
-		return d.RetryDeliveries(ctx, store.Retry{Order: o, Filter: f, Succeeded: true, ResetAttempts: reset})
+	b.apply = func(ctx context.Context, d desk, o admin.Order, f admin.Filter) (admin.Done, error) {
+		return d.RetryDeliveries(ctx, admin.Retry{Order: o, Filter: f, Succeeded: true, ResetAttempts: reset})
 	}
 	cmd := &cobra.Command{
 		Use: "retry [ID…]", Short: "Make deliveries due again, now", Args: cobra.ArbitraryArgs,
@@ -58,8 +58,8 @@ ones are retried only when their state or id is named.`,
 func (a *app) deliveriesDiscardCommand(source *string) *cobra.Command {
 	b := &bulk{verb: "discard", done: "discarded",
 		states: []delivery.State{delivery.Pending, delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked}}
-	b.apply = func(ctx context.Context, d desk, o store.Order, f store.Filter) (store.Done, error) {
-		return d.DiscardDeliveries(ctx, store.Discard{Order: o, Filter: f})
+	b.apply = func(ctx context.Context, d desk, o admin.Order, f admin.Filter) (admin.Done, error) {
+		return d.DiscardDeliveries(ctx, admin.Discard{Order: o, Filter: f})
 	}
 	cmd := &cobra.Command{
 		Use: "discard [ID…]", Short: "End deliveries without an attempt", Args: cobra.ArbitraryArgs,
@@ -86,7 +86,7 @@ func (a *app) change(cmd *cobra.Command, source string, b *bulk, ids []string) e
 	if err != nil {
 		return err
 	}
-	if f.String() == (store.Filter{}).String() && !b.all {
+	if f.String() == (admin.Filter{}).String() && !b.all {
 		return usage("name ids, give a filter such as --handler or --state, or --all", "%s would change every delivery", cmd.CommandPath())
 	}
 	if err := b.narrow(cmd, &f); err != nil {
@@ -104,7 +104,7 @@ func (a *app) change(cmd *cobra.Command, source string, b *bulk, ids []string) e
 			return err
 		}
 		for more := true; more; {
-			done, err := b.apply(ctx, d, store.Order{Actor: a.actor(), Reason: b.why, RequestID: uuid.NewString()}, f)
+			done, err := b.apply(ctx, d, admin.Order{Actor: a.actor(), Reason: b.why, RequestID: uuid.NewString()}, f)
 			if err != nil {
 				if result.Changed > 0 {
 					a.say("%d were %s before this:", result.Changed, b.done)
@@ -120,7 +120,7 @@ func (a *app) change(cmd *cobra.Command, source string, b *bulk, ids []string) e
 
 // narrow keeps the states that the change concerns. Named ids and named states are
 // meant as they are.
-func (b *bulk) narrow(cmd *cobra.Command, f *store.Filter) error {
+func (b *bulk) narrow(cmd *cobra.Command, f *admin.Filter) error {
 	possible := slices.Concat(b.states, b.also)
 	for _, s := range f.States {
 		if !slices.Contains(possible, s) {
@@ -137,7 +137,7 @@ func (b *bulk) narrow(cmd *cobra.Command, f *store.Filter) error {
 	return nil
 }
 
-func deliveries(c store.Count) string {
+func deliveries(c admin.Count) string {
 	if c.N == 1 && !c.More {
 		return "1 delivery"
 	}
@@ -154,9 +154,9 @@ func (a *app) printChange(b *bulk, r changed) error {
 	case r.Matching.N == 0:
 		a.say("nothing to %s: no delivery matches", b.verb)
 	default:
-		a.say("%s %s", b.done, deliveries(store.Count{N: r.Changed}))
+		a.say("%s %s", b.done, deliveries(admin.Count{N: r.Changed}))
 		if left := r.Matching.N - r.Changed; left > 0 {
-			a.say("%s were left alone: a process is working on them, or they changed meanwhile", deliveries(store.Count{N: left}))
+			a.say("%s were left alone: a process is working on them, or they changed meanwhile", deliveries(admin.Count{N: left}))
 		}
 	}
 	return nil

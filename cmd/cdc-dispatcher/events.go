@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
 // maxData bounds the payload that "events emit" reads.
@@ -27,8 +27,8 @@ func (a *app) eventsCommand() *cobra.Command {
 }
 
 func (a *app) eventsListCommand(source *string) *cobra.Command {
-	var f store.EventFilter
-	var page store.Page
+	var f admin.EventFilter
+	var page admin.Page
 	var since, until instant
 	cmd := &cobra.Command{
 		Use: "list", Short: "List events, newest first", Args: noArgs,
@@ -53,10 +53,10 @@ func (a *app) eventsListCommand(source *string) *cobra.Command {
 	return cmd
 }
 
-func (a *app) printEvents(page store.Events) error {
+func (a *app) printEvents(page admin.Events) error {
 	if a.format == outputJSON {
 		if page.Events == nil {
-			page.Events = []store.EventSummary{}
+			page.Events = []admin.EventSummary{}
 		}
 		return a.json(page)
 	}
@@ -78,7 +78,7 @@ func (a *app) printEvents(page store.Events) error {
 }
 
 // stateCounts says what became of an event.
-func stateCounts(e store.EventSummary) string {
+func stateCounts(e admin.EventSummary) string {
 	var parts []string
 	for _, s := range delivery.States() {
 		if n := e.Deliveries[s]; n > 0 {
@@ -112,7 +112,7 @@ func (a *app) eventsShowCommand(source *string) *cobra.Command {
 	}
 }
 
-func (a *app) printEvent(s store.EventStory) error {
+func (a *app) printEvent(s admin.EventStory) error {
 	e := s.Event
 	where := "in the event table"
 	switch {
@@ -137,7 +137,7 @@ func (a *app) printEvent(s store.EventStory) error {
 }
 
 // timeline adds one line per thing that happened to a delivery.
-func timeline(p *paper, d store.DeliveryStory) {
+func timeline(p *paper, d admin.DeliveryStory) {
 	line := func(when, what, detail string) {
 		p.add("  %-24s %s\n", when, printable(strings.TrimSpace(what+"  "+detail)))
 	}
@@ -161,7 +161,7 @@ func timeline(p *paper, d store.DeliveryStory) {
 }
 
 func (a *app) eventsEmitCommand(source *string) *cobra.Command {
-	var e store.Emit
+	var e admin.Emit
 	var data, headers string
 	cmd := &cobra.Command{
 		Use: "emit", Short: "Insert one event, as an application would", Args: noArgs,

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
 func (a *app) handlersCommand() *cobra.Command {
@@ -21,7 +21,7 @@ func (a *app) handlersCommand() *cobra.Command {
 // listedHandler is a handler and the source it belongs to.
 type listedHandler struct {
 	Source string `json:"source"`
-	store.HandlerInfo
+	admin.HandlerInfo
 }
 
 func (a *app) handlersListCommand(source *string) *cobra.Command {

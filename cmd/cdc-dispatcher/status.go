@@ -12,7 +12,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
 // sourceStatus is one source of "status".
@@ -20,7 +20,7 @@ type sourceStatus struct {
 	Source string `json:"source"`
 	// Slot is nil when there is none, or the server does not show it.
 	Slot *slotStatus `json:"slot"`
-	store.Overview
+	admin.Overview
 }
 
 // slotStatus is what the server says about the replication slot.
@@ -76,13 +76,13 @@ whether a dispatcher runs or not; numbers are counted up to a limit and then wri
 }
 
 // ownRow keeps what was said about one source: several may keep their tables in one schema.
-func ownRow(rows []store.SourceStatus, name string) []store.SourceStatus {
+func ownRow(rows []admin.SourceStatus, name string) []admin.SourceStatus {
 	for _, r := range rows {
 		if r.Name == name {
-			return []store.SourceStatus{r}
+			return []admin.SourceStatus{r}
 		}
 	}
-	return []store.SourceStatus{}
+	return []admin.SourceStatus{}
 }
 
 // slot asks the server about the source's slot.
@@ -125,7 +125,7 @@ func (s sourceStatus) write(p *paper) {
 	p.table(rows)
 }
 
-func handlerRow(h store.HandlerOverview) []string {
+func handlerRow(h admin.HandlerOverview) []string {
 	n := func(s delivery.State) string { return h.States[s].String() }
 	oldest, note := "-", ""
 	if h.Oldest > 0 {

@@ -21,6 +21,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
@@ -214,20 +215,20 @@ func TestDoctor_PrintedGrantsSuffice(t *testing.T) {
 		must("gaps", store.CloseGaps(ctx, "main"))
 		must("source", store.RecordSource(ctx, "main", "x", cdc.Status{Mode: cdc.ModeStreaming}))
 
-		admin := postgres.NewAdmin(store, postgres.AdminConfig{})
-		_, err = admin.Overview(ctx)
+		orders := postgres.NewAdmin(store, admin.Config{})
+		_, err = orders.Overview(ctx)
 		must("overview", err)
-		_, err = admin.RetryDeliveries(ctx, postgres.Retry{Order: postgres.Order{Actor: "x", RequestID: "r"}})
+		_, err = orders.RetryDeliveries(ctx, admin.Retry{Order: admin.Order{Actor: "x", RequestID: "r"}})
 		must("retry", err)
-		_, err = admin.DiscardDeliveries(ctx, postgres.Discard{Order: postgres.Order{Actor: "x"}})
+		_, err = orders.DiscardDeliveries(ctx, admin.Discard{Order: admin.Order{Actor: "x"}})
 		must("discard", err)
-		_, err = admin.PauseHandler(ctx, "h", "x", "")
+		_, err = orders.PauseHandler(ctx, "h", "x", "")
 		must("pause", err)
-		_, err = admin.ShowDelivery(ctx, id)
+		_, err = orders.ShowDelivery(ctx, id)
 		must("show delivery", err)
-		_, err = admin.ShowEvent(ctx, events[0].ID)
+		_, err = orders.ShowEvent(ctx, events[0].ID)
 		must("show event", err)
-		_, err = admin.ListEvents(ctx, postgres.EventFilter{}, postgres.Page{})
+		_, err = orders.ListEvents(ctx, admin.EventFilter{}, admin.Page{})
 		must("list events", err)
 	})
 }
