@@ -109,9 +109,9 @@ func (p *mysqlProcess) baseArguments() []string {
 		"--innodb-use-native-aio=OFF",
 	}
 	if p.install.Family == MariaDBServer {
-		return append(args, "--innodb-log-file-size=64M")
+		return append(args, "--innodb-log-file-size=32M")
 	}
-	return append(args, "--innodb-redo-log-capacity=64M")
+	return append(args, "--innodb-redo-log-capacity=32M")
 }
 
 func options(settings map[string]string) []string {
