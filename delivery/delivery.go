@@ -105,6 +105,9 @@ type Claim struct {
 	Window time.Duration
 	// MaxAttempts: rows already claimed this often become DEAD (C64, C65). 0 means no limit.
 	MaxAttempts int
+	// Base and Cap of the handler's backoff, for deliveries whose claims are lost, see [LostForFree]: the
+	// n-th lost claim on end makes them wait between half and all of min(Cap, Base × 2^(n−1)).
+	Base, Cap time.Duration
 }
 
 // Claimed is a leased delivery.
@@ -125,6 +128,9 @@ type ClaimResult struct {
 	// Ended lists deliveries that the claim ended without an attempt, by canonical
 	// handler name and state (EXPIRED, DEAD).
 	Ended map[string]map[State]int
+	// Postponed counts, by canonical handler name, deliveries that were not leased and wait again because
+	// too many claims of them were lost.
+	Postponed map[string]int
 }
 
 // Verdict is what an attempt asks for.
@@ -200,19 +206,20 @@ type Match struct {
 	Prefixes []string
 }
 
-// Undelivered asks for events that no path has fanned out yet, oldest first.
-type Undelivered struct {
-	Types Match
-	Limit int
-	// Skip excludes ids that the caller is already working on.
-	Skip []string
-}
-
 // Handler is a row of eventlog.handlers.
 type Handler struct {
 	Name    string
 	Aliases []string
 	Types   []string
+}
+
+// Registry is what a process learns when it registers its handlers.
+type Registry struct {
+	// Paused holds those of the caller's handlers that are paused, by canonical name.
+	Paused map[string]Pause
+	// Others are the handlers that processes other than the caller have registered within
+	// [HandlerLive], ordered by name.
+	Others []Handler
 }
 
 // Pause says who paused a handler, and why.

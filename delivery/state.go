@@ -1,5 +1,7 @@
 package delivery
 
+import "errors"
+
 // State is the stored state of a delivery. "Leased" is not a state: a delivery
 // is leased while lease_until is later than the database's now.
 type State string
@@ -34,6 +36,9 @@ const (
 	ReasonAge = "age"
 	// ReasonAttempts: the attempt limit was reached (DEAD).
 	ReasonAttempts = "attempts"
+	// ReasonCrashes: [LostAtMost] claims on end had no outcome: the process died each time, or its
+	// handler never came back (DEAD).
+	ReasonCrashes = "crashes"
 	// ReasonPermanent: the handler said that no attempt can help (DEAD).
 	ReasonPermanent = "permanent"
 	// ReasonNoHandler: nobody serves this handler name (BLOCKED). Ends by itself when
@@ -51,3 +56,7 @@ const (
 	// for it (BLOCKED).
 	ReasonRejected = "rejected"
 )
+
+// ErrAbsent, wrapped by what a store's Quarantine returns, says that the event has no row in its table, so that
+// nothing but the log holds it.
+var ErrAbsent = errors.New("the event has no row in its table")

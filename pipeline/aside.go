@@ -25,11 +25,56 @@ type aside struct {
 
 	mu   sync.Mutex
 	held map[string]heldEvent
+	// full counts events that failed and did not fit.
+	full int
 }
 
 type heldEvent struct {
 	until time.Time
 	times int
+	// failed says that it is here because it could not be fanned out.
+	failed bool
+}
+
+// fail sets an event aside that could not be fanned out.
+func (a *aside) fail(id string, now time.Time) {
+	fits := a.put(id, now)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !fits {
+		a.full++
+		return
+	}
+	h := a.held[id]
+	h.failed = true
+	a.held[id] = h
+}
+
+// refusals counts the events that failed and did not fit, so far.
+func (a *aside) refusals() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.full
+}
+
+// passed says whether a pass over the whole table that began at the given time leaves no failed
+// event. Those whose time was over then were looked for: they are not failed any more, unless
+// they were set aside again.
+func (a *aside) passed(begun time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	none := true
+	for id, h := range a.held {
+		switch {
+		case !h.failed:
+		case begun.Before(h.until):
+			none = false
+		default:
+			h.failed = false
+			a.held[id] = h
+		}
+	}
+	return none
 }
 
 // put sets an event aside, longer every time; false means that there are too
@@ -51,7 +96,7 @@ func (a *aside) put(id string, now time.Time) bool {
 	if h.times < 6 {
 		wait = min(asideFirst<<h.times, asideMost)
 	}
-	a.held[id] = heldEvent{until: now.Add(wait), times: h.times + 1}
+	a.held[id] = heldEvent{until: now.Add(wait), times: h.times + 1, failed: h.failed}
 	return true
 }
 
@@ -81,6 +126,9 @@ func (a *aside) skip(now time.Time) []string {
 func (a *aside) forget(now time.Time) {
 	for id, h := range a.held {
 		if !now.Before(h.until) {
+			if h.failed {
+				a.full++
+			}
 			delete(a.held, id)
 		}
 	}

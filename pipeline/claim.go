@@ -162,6 +162,7 @@ func (h *handling) wanted() []delivery.Claim {
 		claims = append(claims, delivery.Claim{
 			Handler: l.sub.Name, Names: l.sub.names, Limit: n,
 			Window: l.sub.Retry.window(), MaxAttempts: l.sub.Retry.MaxAttempts,
+			Base: l.sub.Retry.Base, Cap: l.sub.Retry.Cap,
 		})
 	}
 	return claims
@@ -200,12 +201,13 @@ func (h *handling) claimed(claims []delivery.Claim, result delivery.ClaimResult,
 		ended := result.Ended[c.Handler]
 		h.count(CountExpiredUnattempted, c.Handler, ended[delivery.Expired])
 		h.count(CountDeadUnattempted, c.Handler, ended[delivery.Dead])
+		h.count(CountPostponed, c.Handler, result.Postponed[c.Handler])
 		// A full result, or one that ended deliveries on the way, may not have been all.
-		if got[c.Handler] >= c.Limit || len(ended) > 0 {
+		if got[c.Handler] >= c.Limit || len(ended) > 0 || result.Postponed[c.Handler] > 0 {
 			l.more = true
 		}
 	}
-	return len(result.Claimed) > 0 || len(result.Ended) > 0
+	return len(result.Claimed) > 0 || len(result.Ended) > 0 || len(result.Postponed) > 0
 }
 
 // lookable returns the names of the handlers that could take more and are not

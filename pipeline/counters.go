@@ -67,6 +67,11 @@ const (
 	CountRegistryError Counter = "registry_error"
 	// CountOrphaned: deliveries BLOCKED because no process serves their handler.
 	CountOrphaned Counter = "orphaned"
+	// CountForeignHandler: heartbeats that found another process serving a handler that this one does not
+	// know, for types that this one marks; handler is its name.
+	CountForeignHandler Counter = "foreign_handler"
+	// CountLeaseShortened: leases that ended later than any real one could, see [delivery.LongestLease].
+	CountLeaseShortened Counter = "lease_shortened"
 	// CountUnblocked: deliveries made due again because this process serves them.
 	CountUnblocked Counter = "unblocked"
 )
@@ -97,6 +102,9 @@ const (
 	// without an attempt, by age (A101) or because their claims are used up (C64, C65).
 	CountExpiredUnattempted Counter = "expired_unattempted"
 	CountDeadUnattempted    Counter = "dead_unattempted"
+	// CountPostponed: deliveries that a claim did not take, because too many claims of them on end were lost
+	// with their process, see [delivery.LostForFree].
+	CountPostponed Counter = "postponed"
 	// CountClaimError, CountSettleError and CountRenewError: statements that failed
 	// and are tried again. No handler.
 	CountClaimError  Counter = "claim_error"

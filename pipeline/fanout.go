@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -354,9 +355,9 @@ func (f *fanOut) report(batch *delivery.FanOut, result *delivery.FanOutResult, v
 }
 
 // quarantine puts a reduced BLOCKED delivery in the place of an event that the
-// database refuses. The error it returns is of the database, not of the event. An event that
-// is refused in that form too, and whose row is gone from its table, has only the
-// line in the log left.
+// database refuses. The error it returns is of the database, not of the event, but for one: an event of the log that
+// is refused in every form, and whose row is gone from its table, is nowhere but in the log. The
+// log stays before it until somebody mends the database; the poller and the handlers go on.
 func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
 	ctx, cancel := context.WithTimeout(work, statementTimeout)
 	defer cancel()
@@ -367,6 +368,8 @@ func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
 		f.log.Error("the database refuses an event as it is; a reduced BLOCKED delivery stands for it",
 			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.Int("handlers", len(r.subs)), slog.String("code", codeOf(cause)))
 		return nil
+	case f.store.Rejected(err) && r.fan.FromLog && errors.Is(err, delivery.ErrAbsent):
+		return f.hold(r, err)
 	case f.store.Rejected(err):
 		f.setAside(r, err)
 		return nil
@@ -374,10 +377,24 @@ func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
 	return err
 }
 
+// errHeld is what health says while the log waits for such an event.
+var errHeld = errors.New("the database refuses every form of a delivery for an event that is nowhere but in the log; " +
+	"the log stays before it, and only the poller brings events, until the database takes it: look for constraints and triggers of yours on the delivery table")
+
+// hold makes the event be tried again.
+func (f *fanOut) hold(r routed, err error) error {
+	code := codeOf(err)
+	if held, ok := f.warn.allow("hold\x00" + r.fan.Event.ID); ok {
+		f.log.Error("an event whose row is gone is refused in every form; the log stays before it",
+			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.String("code", code), slog.Int("held_back", held))
+	}
+	return fmt.Errorf("%w (event %s, %s)", errHeld, r.fan.Event.ID, code)
+}
+
 // setAside leaves the event undelivered in its table, for the poller.
 func (f *fanOut) setAside(r routed, err error) {
 	f.obs.Count(CountSetAside, "", 1)
-	f.aside.put(r.fan.Event.ID, time.Now())
+	f.aside.fail(r.fan.Event.ID, time.Now())
 	if held, ok := f.warn.allow("aside\x00" + r.fan.Event.ID); ok {
 		f.log.Error("an event cannot be fanned out; it stays undelivered in its table and is tried again later",
 			slog.String("event", r.fan.Event.ID), slog.String("type", r.fan.Event.Type), slog.String("code", codeOf(err)), slog.Int("held_back", held))

@@ -282,10 +282,10 @@ func TestFanOutDeliversALockedRowFromItsImage(t *testing.T) {
 			// The poller comes once the lock is gone.
 			b.store.gate = nil
 			found, err := b.store.Undelivered(t.Context(), delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 10})
-			if err != nil || len(found) != 1 {
-				t.Fatalf("of %d: found %d, %v", n, len(found), err)
+			if err != nil || len(found.Events) != 1 {
+				t.Fatalf("of %d: found %d, %v", n, len(found.Events), err)
 			}
-			r, _ := b.router.route(found[0])
+			r, _ := b.router.route(found.Events[0])
 			if err := b.fanOut.deliver(t.Context(), t.Context(), []routed{r}, viaPoll, place{}); err != nil {
 				t.Fatal(err)
 			}

@@ -160,13 +160,17 @@ func newFanOutTrigger(p *plan, router *router, f *fanOut) *fanOutTrigger {
 	}
 }
 
-func newPoller(p *plan, router *router, f *fanOut) *poller {
-	types := p.registry.types()
+// marked is what this process looks for and marks.
+func (p *plan) marked() delivery.Match {
 	if p.FanOut.MarkUnsubscribed {
-		types = delivery.Match{All: true}
+		return delivery.Match{All: true}
 	}
+	return p.registry.types()
+}
+
+func newPoller(p *plan, router *router, f *fanOut) *poller {
 	return &poller{
-		store: p.Store, gaps: p.Store, source: p.Source, types: types, config: p.Poller,
+		store: p.Store, gaps: p.Store, source: p.Source, types: p.marked(), config: p.Poller,
 		bytes: p.FanOut.BatchBytes, limit: min(firstLook, p.Poller.Batch),
 		router: router, fanOut: f, aside: f.aside, log: p.Logger, obs: p.Observer,
 		gapped:  make(chan struct{}, 1),
@@ -178,8 +182,9 @@ func newPoller(p *plan, router *router, f *fanOut) *poller {
 
 func newHeartbeat(p *plan, slots slots) *heartbeat {
 	return &heartbeat{
-		store: p.Store, owner: p.Owner, handlers: p.registry.rows(), names: p.registry.allNames(),
+		store: p.Store, owner: p.Owner, handlers: p.registry.rows(), names: p.registry.allNames(), marked: p.marked(),
 		grace: p.OrphanGrace, slots: slots, log: p.Logger, obs: p.Observer,
 		trouble: newTrouble(p.Logger, "registering the handlers"),
+		warn:    seldom{every: foreignEvery},
 	}
 }

@@ -3,13 +3,11 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 )
 
 const (
@@ -56,13 +54,18 @@ type poller struct {
 
 	// Only the poller's goroutine uses these.
 	limit int
+	// passes counts the passes over the table.
+	passes int
 	// seen holds when an event that was not taken was first seen.
-	seen map[string]time.Time
+	seen map[string]sighting
 	// taken holds the events of the last look: one that comes back was not marked.
 	taken map[string]struct{}
-	// crowded says that the last look brought nothing but events that could not even be set aside.
-	crowded bool
-	sweep   sweep
+	// declined are events that no handler takes, of a table that keeps no trace of that.
+	declined aside
+	cover    cover
+	sweep    sweep
+	// rest is how long the last pass, which had many pages, wants to be the last.
+	rest time.Duration
 
 	mu   sync.Mutex
 	last lookResult
@@ -81,6 +84,8 @@ type sweep struct {
 	// when the one before began.
 	closes  bool
 	arrived int
+	// from is when the first of the two began, by the database's clock.
+	from time.Time
 }
 
 // lookResult is what health shows of the poller.
@@ -146,7 +151,7 @@ func (p *poller) run(run, work context.Context) error {
 	for run.Err() == nil {
 		now := time.Now()
 		v := p.view()
-		next := later(notBefore, p.last.at.Add(jittered(v.pace)))
+		next := later(notBefore, p.last.at.Add(max(jittered(v.pace), p.rest)))
 		var act func(run, work context.Context, v view) error
 		switch {
 		case p.sweep.due(now) && !now.Before(notBefore):
@@ -225,17 +230,22 @@ func (s *sweep) due(now time.Time) bool { return !s.at.IsZero() && !now.Before(s
 
 // sweepNow looks through the table until nothing is left. The first sweep plans
 // a second one, for rows that were committed but not yet visible during the first; that
-// one closes the gaps.
+// one closes the gaps, unless there are events of a table without a mark that could not be fanned out:
+// the table is then looked through from where it is until they are.
 func (p *poller) sweepNow(run, work context.Context, _ view) error {
 	if !p.sweep.closes {
 		p.closing.Lock()
 		p.sweep.arrived = p.arrived
 		p.closing.Unlock()
 	}
-	if err := p.drain(run, work, p.sweep.reason); err != nil {
+	done, err := p.pass(run, work, view{reason: p.sweep.reason}, true)
+	if err != nil {
 		return err
 	}
 	if !p.sweep.closes {
+		p.sweep.from = done.at
+	}
+	if !p.sweep.closes || !done.covers {
 		p.sweep.at, p.sweep.closes = time.Now().Add(p.config.SweepAgain), true
 		return nil
 	}
@@ -247,166 +257,29 @@ func (p *poller) sweepNow(run, work context.Context, _ view) error {
 	}
 	ctx, cancel := context.WithTimeout(work, statementTimeout)
 	defer cancel()
-	if err := p.gaps.CloseGaps(ctx, p.source); err != nil {
+	if err := p.gaps.CloseGaps(ctx, p.source, p.sweep.from); err != nil {
 		return err
 	}
 	p.sweep = sweep{}
 	return nil
 }
 
-// errCrowded says that the table holds more events that stay undelivered than the poller can
-// leave out, and that what is behind them is out of its sight.
-var errCrowded = fmt.Errorf("more than %d events stay undelivered although they were looked at, and hide those behind them: "+
-	"no handler takes them, or the table has no mark (mark: none) and keeps no trace of events that every condition (when) declines; "+
-	"give the table a mark, or look_back a value", asideLimit)
-
-// drain takes everything there is, without grace. It goes on while looks bring something
-// new: what comes back and cannot be set aside would come for ever.
-func (p *poller) drain(run, work context.Context, reason Counter) error {
-	for run.Err() == nil {
-		full, _, err := p.look(run, work, view{reason: reason})
-		if err != nil || !full {
-			return err
-		}
-		if p.crowded {
-			return errCrowded
-		}
-	}
-	return run.Err()
-}
-
-// steady looks once. A look that comes back full of events that were all to be
-// taken means that the log misses many: the rest is taken without grace.
+// steady looks through the table once.
 func (p *poller) steady(run, work context.Context, v view) error {
-	full, all, err := p.look(run, work, v)
-	switch {
-	case err == nil && full && p.crowded:
-		return errCrowded
-	case err != nil || !full || !all:
-		return err
+	if p.nobodyListens() {
+		p.looked(time.Now(), 0, false) // A44
+		return nil
 	}
-	return p.drain(run, work, v.reason)
+	_, err := p.pass(run, work, v, false)
+	return err
 }
 
-// look takes what it finds: full says that there may be more, all that
-// everything found was old enough to be taken.
-func (p *poller) look(run, work context.Context, v view) (full, all bool, err error) {
-	if !p.types.All && len(p.types.Exact) == 0 && len(p.types.Prefixes) == 0 {
-		p.looked(time.Now(), 0, false)
-		return false, false, nil // nobody listens to anything (A44)
-	}
-	now := time.Now()
-	limit := p.limit
-	found, err := p.undelivered(work, limit, now)
-	if err != nil {
-		return false, false, err
-	}
-	full = len(found) >= limit
-	p.looked(now, len(found), full)
-	p.resize(found, full)
-	ripe := p.ripe(found, v.grace, now)
-	events, suspects := p.route(ripe, now)
-	if n := len(events) + len(suspects); n > 0 {
-		p.obs.Captured(viaPoll, n, 0)
-		p.obs.Count(v.reason, "", n)
-	}
-	for _, batch := range [...][]routed{events, suspects} {
-		if len(batch) == 0 {
-			continue
-		}
-		if err := p.fanOut.deliver(run, work, batch, viaPoll, place{}); err != nil {
-			p.taken = nil // it is no wonder if they come back
-			return false, false, err
-		}
-	}
-	return full, len(ripe) == len(found), nil
-}
-
-func (p *poller) undelivered(work context.Context, limit int, now time.Time) ([]event.Event, error) {
-	ctx, cancel := context.WithTimeout(work, lookTimeout)
-	defer cancel()
-	return p.store.Undelivered(ctx, delivery.Undelivered{Types: p.types, Limit: limit, Skip: p.aside.skip(now)})
+func (p *poller) nobodyListens() bool {
+	return !p.types.All && len(p.types.Exact) == 0 && len(p.types.Prefixes) == 0
 }
 
 func (p *poller) looked(at time.Time, found int, more bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.last = lookResult{at: at, found: found, more: more}
-}
-
-// resize adapts the next look to the weight of this one.
-func (p *poller) resize(found []event.Event, full bool) {
-	bytes := 0
-	for i := range found {
-		bytes += len(found[i].Payload)
-	}
-	switch {
-	case bytes > p.bytes:
-		p.limit = max(p.limit*p.bytes/bytes, 1)
-	case full && bytes <= p.bytes/2:
-		p.limit = min(p.limit*2, p.config.Batch)
-	}
-}
-
-// ripe returns the events that may be taken: those that an earlier look, at least
-// grace before, had seen already. That asks no producer's clock, and gives the log the time
-// to bring them itself.
-func (p *poller) ripe(found []event.Event, grace time.Duration, now time.Time) []event.Event {
-	if grace == 0 {
-		clear(p.seen)
-		return found
-	}
-	seen := make(map[string]time.Time, len(found))
-	var ripe []event.Event
-	for _, ev := range found {
-		first, known := p.seen[ev.ID]
-		if known && now.Sub(first) >= grace {
-			ripe = append(ripe, ev)
-			continue
-		}
-		if !known {
-			first = now
-		}
-		seen[ev.ID] = first
-	}
-	p.seen = seen
-	return ripe
-}
-
-// route finds the targets. Events that were set aside before come apart from the
-// others, so that they hold nothing up if they fail again. An event that was taken by the
-// look before and is still there, or that nobody takes although the store brings it,
-// would fill every look to come: it is set aside for a while.
-func (p *poller) route(ripe []event.Event, now time.Time) (events, suspects []routed) {
-	taken := make(map[string]struct{}, len(ripe))
-	room := false
-	for _, ev := range ripe {
-		r, ok := p.router.route(ev)
-		_, again := p.taken[ev.ID]
-		switch {
-		case again || !ok:
-			if p.setAside(ev, now) {
-				room = true
-				continue
-			}
-			// It comes back at once, and is to be known then.
-		case p.aside.known(ev.ID):
-			suspects = append(suspects, r)
-		default:
-			events = append(events, r)
-		}
-		taken[ev.ID] = struct{}{}
-	}
-	p.crowded = len(ripe) > 0 && len(events)+len(suspects) == 0 && !room
-	p.taken = taken
-	return events, suspects
-}
-
-func (p *poller) setAside(ev event.Event, now time.Time) (fits bool) {
-	fits = p.aside.put(ev.ID, now)
-	if held, ok := p.warn.allow("aside"); ok {
-		p.log.Warn("an event stays undelivered although it was fanned out; the poller leaves it out for a while",
-			slog.String("event", ev.ID), slog.String("type", ev.Type), slog.Int("set_aside", p.aside.size(now)), slog.Bool("room", fits), slog.Int("held_back", held))
-	}
-	return fits
 }

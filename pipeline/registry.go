@@ -139,6 +139,22 @@ func (r *registry) types() delivery.Match {
 	return union
 }
 
+// shared returns those of the patterns, as delivery.Handler.Types has them, that have types in common with m.
+func shared(m delivery.Match, patterns []string) (common []string) {
+	for _, p := range patterns {
+		prefix, isPrefix := strings.CutSuffix(p, "*")
+		overlaps := m.All || isPrefix && prefix == "" && (len(m.Exact) > 0 || len(m.Prefixes) > 0) ||
+			slices.ContainsFunc(m.Exact, func(t string) bool { return t == p || isPrefix && strings.HasPrefix(t, prefix) }) ||
+			slices.ContainsFunc(m.Prefixes, func(q string) bool {
+				return strings.HasPrefix(p, q) || isPrefix && (strings.HasPrefix(prefix, q) || strings.HasPrefix(q, prefix))
+			})
+		if overlaps {
+			common = append(common, p)
+		}
+	}
+	return common
+}
+
 // nameTable finds collisions: names and aliases of all handlers share one
 // namespace (A84), in which case does not distinguish, because it does not in
 // the unique key of some servers (A79, M17).

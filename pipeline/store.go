@@ -6,7 +6,6 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 )
 
 // FanOutStore creates deliveries.
@@ -16,8 +15,11 @@ type FanOutStore interface {
 	// durable. An error for which the store's Rejected says true was caused by a
 	// row, not by the database's condition.
 	FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error)
-	// Quarantine stands in for a fan that the database refuses as it is: one
-	// BLOCKED delivery per target with reduced content and the reason "rejected".
+	// Quarantine stands in for a fan that the database refuses as it is: one BLOCKED delivery per
+	// target with reduced content and the reason "rejected". When those are refused too, deliveries
+	// with nothing but the ids, the handler, the type, and a code and a hash of the payload in last_error are
+	// tried. When even they are refused, and the event has no row in its table, the error wraps
+	// [delivery.ErrAbsent] as well.
 	Quarantine(ctx context.Context, fan delivery.Fan, cause error) error
 	// Rejected says whether err means that the data of a row is at fault, so that
 	// trying the same batch again cannot help.
@@ -28,12 +30,21 @@ type FanOutStore interface {
 type PollStore interface {
 	// Undelivered returns events that are not fanned out, oldest first. It selects
 	// by state, never by "greater than the last seen", from the primary.
-	Undelivered(ctx context.Context, q delivery.Undelivered) ([]event.Event, error)
+	//
+	// A table without a mark may bound its looks (look_back). Such a look goes back from the earliest of
+	// the database's now, the time kept by Looked for the source, and the detection of the source's oldest open
+	// gap; without the first and the last it is from now.
+	Undelivered(ctx context.Context, q delivery.Undelivered) (delivery.Found, error)
+	// Looked keeps, per source, that everything which a complete pass that began at the time at found has been
+	// dealt with. The latest time stands; one that lies in the future, which a clock has left behind that has
+	// come back since, is replaced. To lose it in a crash only makes the next look go further back.
+	Looked(ctx context.Context, source string, at time.Time) error
 }
 
 // HandlingStore leases deliveries and writes outcomes.
 type HandlingStore interface {
-	// Claim leases due deliveries for several handlers in one statement.
+	// Claim leases due deliveries for several handlers in one statement. It counts lost claims, see
+	// [delivery.LostForFree].
 	Claim(ctx context.Context, lease delivery.Lease, claims []delivery.Claim) (delivery.ClaimResult, error)
 	// NextDue returns how long it is until the earliest delivery of the named
 	// handlers is due, by the database's clock; ok is false when there is none.
@@ -50,23 +61,29 @@ type HandlingStore interface {
 
 // RegistryStore keeps what all processes must agree on about handlers.
 type RegistryStore interface {
-	// SyncHandlers records that this process serves the handlers, and returns the
-	// paused ones by canonical name.
-	SyncHandlers(ctx context.Context, owner string, handlers []delivery.Handler) (map[string]delivery.Pause, error)
+	// SyncHandlers records that this process serves the handlers, and returns the paused ones and those
+	// that others serve. A handler that is not paused, one of whose aliases is registered and paused, takes that
+	// pause over; the alias keeps it, for processes that still know the handler by that name.
+	SyncHandlers(ctx context.Context, owner string, handlers []delivery.Handler) (delivery.Registry, error)
 	// BlockOrphans turns due deliveries whose handler no process has served for
 	// grace into BLOCKED with reason "no_handler".
 	BlockOrphans(ctx context.Context, grace time.Duration) (int, error)
 	// Unblock makes deliveries that were blocked for want of one of the named
 	// handlers due again (C72, M8).
 	Unblock(ctx context.Context, names []string) (int, error)
+	// ShortenLeases makes leases that end later than now plus longest end then, and the deliveries due
+	// then. It ends no lease: whoever holds one renews it.
+	ShortenLeases(ctx context.Context, longest time.Duration) (int, error)
 }
 
 // GapStore remembers stretches of log that were not read.
 type GapStore interface {
 	// RecordGap stores a gap; the same gap recorded again is stored once.
 	RecordGap(ctx context.Context, source string, gap cdc.Gap) error
-	// CloseGaps marks the open gaps of the source as swept.
-	CloseGaps(ctx context.Context, source string) error
+	// CloseGaps marks those open gaps of the source as swept that were detected no later than at the time at, or
+	// by a clock that has come back since: later than now. at is when the first pass of the sweep began, see
+	// [delivery.Found].
+	CloseGaps(ctx context.Context, source string, at time.Time) error
 }
 
 // Store is everything the pipeline asks of a database. Every implementation

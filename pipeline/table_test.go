@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -45,10 +46,15 @@ type pipelineStore struct {
 	skips [][]string
 	gaps  []cdc.Gap
 	// closed counts CloseGaps.
-	closed     int
+	closed int
+	// closedAt is its last time, lookedAt the last of Looked.
+	closedAt, lookedAt time.Time
+	// traceless makes it a table without a mark.
+	traceless  bool
 	quarantine []string
 	batches    []delivery.FanOut
 	paused     map[string]delivery.Pause
+	others     []delivery.Handler
 }
 
 type tableRow struct {
@@ -177,7 +183,7 @@ func (s *pipelineStore) fan(b delivery.FanOut) delivery.FanOutResult {
 			result.Repeated++
 			continue
 		default:
-			row.delivered = !s.markless[f.Event.ID]
+			row.delivered = !s.markless[f.Event.ID] && (len(f.Targets) > 0 || !s.traceless)
 			result.Fresh++
 		}
 		for j, t := range f.Targets {
@@ -213,11 +219,14 @@ func (s *pipelineStore) Quarantine(ctx context.Context, f delivery.Fan, _ error)
 	if err := s.enter(ctx, "quarantine", []string{f.Event.ID}); err != nil {
 		return err
 	}
-	if s.hopeless[f.Event.ID] {
-		return errBadRow
-	}
 	s.tmu.Lock()
 	defer s.tmu.Unlock()
+	if s.hopeless[f.Event.ID] {
+		if s.find(f.Event.ID) == nil {
+			return errors.Join(errBadRow, delivery.ErrAbsent)
+		}
+		return errBadRow
+	}
 	s.quarantine = append(s.quarantine, f.Event.ID)
 	if r := s.find(f.Event.ID); r != nil {
 		r.delivered = true
@@ -225,9 +234,10 @@ func (s *pipelineStore) Quarantine(ctx context.Context, f delivery.Fan, _ error)
 	return nil
 }
 
-func (s *pipelineStore) Undelivered(ctx context.Context, q delivery.Undelivered) ([]event.Event, error) {
+func (s *pipelineStore) Undelivered(ctx context.Context, q delivery.Undelivered) (delivery.Found, error) {
+	at := time.Now()
 	if err := s.enter(ctx, "look", nil); err != nil {
-		return nil, err
+		return delivery.Found{}, err
 	}
 	m := matcher{Match: q.Types, exact: map[string]struct{}{}}
 	for _, t := range q.Types.Exact {
@@ -236,23 +246,56 @@ func (s *pipelineStore) Undelivered(ctx context.Context, q delivery.Undelivered)
 	s.tmu.Lock()
 	defer s.tmu.Unlock()
 	s.skips = append(s.skips, q.Skip)
-	var out []event.Event
+	skip := make(map[string]bool, len(q.Skip))
+	for _, id := range q.Skip {
+		skip[id] = true
+	}
+	var all []event.Event
 	for _, r := range s.table {
-		if !r.delivered && m.matches(r.ev.Type) && !slices.Contains(q.Skip, r.ev.ID) {
-			out = append(out, r.ev)
+		if !r.delivered && m.matches(r.ev.Type) && !skip[r.ev.ID] && (q.After == "" || placeOf(r.ev) > q.After) {
+			all = append(all, r.ev)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b event.Event) int { return cmp.Compare(a.Date.UnixNano(), b.Date.UnixNano()) })
-	return out[:min(len(out), q.Limit)], nil
+	slices.SortFunc(all, func(a, b event.Event) int { return cmp.Compare(placeOf(a), placeOf(b)) })
+	found := delivery.Found{At: at, Traceless: s.traceless}
+	bytes := 0
+	for _, ev := range all {
+		bytes += len(ev.Payload)
+		if found.More = len(found.Events) == q.Limit || q.MaxBytes > 0 && bytes > q.MaxBytes && len(found.Events) > 0; found.More {
+			break
+		}
+		found.Events = append(found.Events, ev)
+	}
+	if found.More && s.traceless {
+		found.Next = placeOf(found.Events[len(found.Events)-1])
+	}
+	return found, nil
 }
 
-func (s *pipelineStore) SyncHandlers(ctx context.Context, _ string, _ []delivery.Handler) (map[string]delivery.Pause, error) {
-	if err := s.enter(ctx, "sync", nil); err != nil {
-		return nil, err
+// placeOf is where an event stands in the order of the looks.
+func placeOf(ev event.Event) string { return fmt.Sprintf("%020d %s", ev.Date.UnixNano(), ev.ID) }
+
+func (s *pipelineStore) Looked(ctx context.Context, _ string, at time.Time) error {
+	if err := s.enter(ctx, "looked", nil); err != nil {
+		return err
 	}
 	s.tmu.Lock()
 	defer s.tmu.Unlock()
-	return s.paused, nil
+	s.lookedAt = at
+	return nil
+}
+
+func (s *pipelineStore) SyncHandlers(ctx context.Context, _ string, _ []delivery.Handler) (delivery.Registry, error) {
+	if err := s.enter(ctx, "sync", nil); err != nil {
+		return delivery.Registry{}, err
+	}
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	return delivery.Registry{Paused: s.paused, Others: s.others}, nil
+}
+
+func (s *pipelineStore) ShortenLeases(ctx context.Context, _ time.Duration) (int, error) {
+	return 0, s.enter(ctx, "shorten", nil)
 }
 
 func (s *pipelineStore) BlockOrphans(ctx context.Context, _ time.Duration) (int, error) {
@@ -273,13 +316,14 @@ func (s *pipelineStore) RecordGap(ctx context.Context, _ string, gap cdc.Gap) er
 	return nil
 }
 
-func (s *pipelineStore) CloseGaps(ctx context.Context, _ string) error {
+func (s *pipelineStore) CloseGaps(ctx context.Context, _ string, at time.Time) error {
 	if err := s.enter(ctx, "close", nil); err != nil {
 		return err
 	}
 	s.tmu.Lock()
 	defer s.tmu.Unlock()
 	s.closed++
+	s.closedAt = at
 	return nil
 }
 

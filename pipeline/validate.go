@@ -8,6 +8,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 )
 
 // Defaults of a [Config].
@@ -122,6 +124,9 @@ func checkTable(ps *problems, path, table string) {
 func (c *Config) checkDurations(ps *problems) {
 	if c.Lease < minLease {
 		ps.add("lease", "is %s; it must be at least %s", c.Lease, minLease)
+	}
+	if c.Lease > delivery.LongestLease {
+		ps.add("lease", "is %s; it may be at most %s: a lease is renewed while its handler runs", c.Lease, delivery.LongestLease)
 	}
 	for _, f := range []struct {
 		path  string

@@ -28,6 +28,8 @@ type Backend struct {
 	// Full says that the event table has a column for every field of an event. Without
 	// it, only ID, Type, Payload, ModelID, ModelType and Date come back as they were.
 	Full bool
+	// LookBack bounds the poller's looks, in a table without a mark; 0 means that it does not.
+	LookBack time.Duration
 	Hooks
 }
 
@@ -56,12 +58,14 @@ type Hooks interface {
 	// Attempts returns the history of a delivery, oldest first.
 	Attempts(t testing.TB, id uuid.UUID) []Attempt
 
+	// LockEvent locks an event row in a transaction that unlock ends.
+	LockEvent(t testing.TB, id string) (unlock func())
 	// LockDelivery locks a delivery row in a transaction that unlock ends.
 	LockDelivery(t testing.TB, id uuid.UUID) (unlock func())
 	// RefuseUpdates makes every update of a delivery fail, as a trigger of the user may.
 	RefuseUpdates(t testing.TB, id uuid.UUID)
-	// RefuseInserts makes every insert of a delivery of the event fail while it has a payload.
-	RefuseInserts(t testing.TB, eventID string)
+	// RefuseInserts makes every insert of a delivery of the event fail while it has what is named.
+	RefuseInserts(t testing.TB, eventID string, what Refused)
 
 	// Pause pauses a handler, as an operator does.
 	Pause(t testing.TB, handler string, p delivery.Pause)
@@ -70,6 +74,19 @@ type Hooks interface {
 	// Gaps returns the recorded gaps, oldest first.
 	Gaps(t testing.TB) []Gap
 }
+
+// Refused is what a constraint of the user is about.
+type Refused string
+
+// What inserts are refused for.
+const (
+	// RefusePayload: a payload.
+	RefusePayload Refused = "payload"
+	// RefuseContent: a payload, or a namespace or an action name that is not empty.
+	RefuseContent Refused = "content"
+	// RefuseAll: anything.
+	RefuseAll Refused = "all"
+)
 
 // Row is a delivery row. Times are zero, and pointers nil, where the column is null.
 type Row struct {
@@ -86,6 +103,7 @@ type Row struct {
 	// Foreign rows have null in all fields below.
 	Foreign    bool
 	ClaimCount int
+	LostClaims int
 	LeaseToken *uuid.UUID
 	LeaseUntil time.Time
 	LeaseOwner string

@@ -29,6 +29,7 @@ func fanOutTests() []test {
 		{"LeaseAtFanOutNotPastTheWindow", noLeasePastWindow},
 		{"BlockedAtFanOut", blockedAtFanOut},
 		{"AbsentRowsComeFromTheLogsImage", absentRows},
+		{"ImageOnlyWaitsForNoLockOnTheRow", imageOnly},
 		{"AnAbsentRowIsNotInventedForThePoller", absentFromPoller},
 		{"AnEventDeletedAfterFanOutIsNotRepeated", deletedAfterFanOut},
 		{"T51_DuplicateIDsInOneBatchAreReported", duplicateIDs},
@@ -226,10 +227,10 @@ func fanOutAndPoller(s *suite) {
 				s.Error(err)
 				return
 			}
-			if len(found) == 0 {
+			if len(found.Events) == 0 {
 				return
 			}
-			if _, err := s.Store.FanOut(s.Context(), delivery.FanOut{Lease: newLease(), Fans: fans(found, "billing")}); err != nil {
+			if _, err := s.Store.FanOut(s.Context(), delivery.FanOut{Lease: newLease(), Fans: fans(found.Events, "billing")}); err != nil {
 				s.Error(err)
 				return
 			}
@@ -358,6 +359,56 @@ func absentRows(s *suite) {
 	if s.Mark == MarkNone {
 		return
 	}
+	if mark, _ := s.EventMark(s, events[1].ID); mark != "done" {
+		s.Errorf("the event is %q", mark)
+	}
+}
+
+// imageOnly: a session holds the row. The event gets its deliveries from the log's image meanwhile, without waiting,
+// and its mark from the poller afterwards.
+func imageOnly(s *suite) {
+	events := newEvents(3)
+	s.InsertEvents(s, events...)
+	unlock := s.LockEvent(s, events[1].ID)
+	list := fans(events, "billing", "mail")
+	for i := range list {
+		list[i].FromLog = true
+	}
+	list[1].ImageOnly = true
+	list[1].Targets[0].Lease = true
+	result := s.fanOut(list...)
+	if result.Fresh != 2 || result.Absent != 1 || result.Repeated != 0 || len(result.Created) != 6 {
+		s.Errorf("got %+v", result)
+	}
+	for _, c := range result.Created {
+		if c.Leased != (c.Fan == 1 && c.Target == 0) {
+			s.Errorf("got %+v", c)
+		}
+	}
+	if again := s.fanOut(list...); len(again.Created) != 0 || again.Repeated != 3 {
+		s.Errorf("a repeated call: %+v", again)
+	}
+	if mark, _ := s.EventMark(s, events[1].ID); s.Mark != MarkNone && mark != "pending" {
+		s.Errorf("the locked event is %q", mark)
+	}
+	unlock()
+	rows := s.Deliveries(s)
+	var got []event.Event
+	for _, r := range rows {
+		got = append(got, r.Event)
+	}
+	want := byID([]event.Event{events[0], events[0], events[1], events[1], events[2], events[2]})
+	s.equal("copies", s.comparable(want...), s.comparable(got...))
+	found := s.undelivered(everything)
+	if s.Mark == MarkNone {
+		s.equal("found", 0, len(found))
+		return
+	}
+	s.equal("found", []string{events[1].ID}, ids(found))
+	if result := s.fanOut(fans(found, "billing", "mail")...); len(result.Created) != 0 || result.Fresh != 1 {
+		s.Errorf("the poller's turn: %+v", result)
+	}
+	s.equal("rows", rows, s.Deliveries(s))
 	if mark, _ := s.EventMark(s, events[1].ID); mark != "done" {
 		s.Errorf("the event is %q", mark)
 	}

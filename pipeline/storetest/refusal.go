@@ -17,6 +17,8 @@ func refusalTests() []test {
 	return []test{
 		{"Q25_FanOut", refusedFanOut},
 		{"Q25_QuarantineReducesLongValues", reducedValues},
+		{"Q25_TheLastResortHasNoContent", lastResort},
+		{"Q25_WhatIsRefusedInEveryForm", refusedAlways},
 		{"Q25_Claim", refusedClaim},
 		{"Q25_Settle", refusedSettle},
 		{"Q25_Renew", refusedRenew},
@@ -30,7 +32,7 @@ func refusedFanOut(s *suite) {
 	events := newEvents(8)
 	s.InsertEvents(s, events...)
 	bad := events[3]
-	s.RefuseInserts(s, bad.ID)
+	s.RefuseInserts(s, bad.ID, RefusePayload)
 	_, err := s.Store.FanOut(s.Context(), delivery.FanOut{Lease: newLease(), Fans: fans(events, "billing")})
 	if err == nil || !s.Store.Rejected(err) {
 		s.Fatalf("got %v", err)
@@ -89,6 +91,52 @@ func reducedValues(s *suite) {
 	if err := s.Store.Quarantine(s.Context(), fan(e), nil); err == nil {
 		s.Error("an event without targets was quarantined")
 	}
+}
+
+// lastResort: the database refuses the reduced form too. What is left says which event it is.
+func lastResort(s *suite) {
+	events := newEvents(2)
+	s.InsertEvents(s, events[0]) // the other one is in the log only
+	for _, e := range events {
+		s.RefuseInserts(s, e.ID, RefuseContent)
+		f := fan(e, "billing", "mail")
+		f.FromLog = true
+		_, err := s.Store.FanOut(s.Context(), delivery.FanOut{Lease: newLease(), Fans: []delivery.Fan{f}})
+		if !s.Store.Rejected(err) {
+			s.Fatalf("got %v", err)
+		}
+		for range 2 {
+			if err := s.Store.Quarantine(s.Context(), f, err); err != nil {
+				s.Fatal(err)
+			}
+		}
+	}
+	rows := s.Deliveries(s)
+	s.equal("rows", 4, len(rows))
+	for _, r := range rows {
+		if r.State != delivery.Blocked || r.Reason != delivery.ReasonRejected || r.Event.Payload != nil || r.Event.Type != "order.placed" ||
+			r.Event.Namespace != "" || r.Event.ModelID != "" || !strings.Contains(r.LastError, "sha256 ") || strings.Contains(r.LastError, "Gr") {
+			s.Errorf("got %+v", r)
+		}
+	}
+	s.equal("undelivered", 0, len(s.undelivered(everything)))
+}
+
+// refusedAlways: the caller is told whether the event has a row that can be looked at again.
+func refusedAlways(s *suite) {
+	events := newEvents(2)
+	s.InsertEvents(s, events[0])
+	for i, e := range events {
+		s.RefuseInserts(s, e.ID, RefuseAll)
+		f := fan(e, "billing")
+		f.FromLog = true
+		err := s.Store.Quarantine(s.Context(), f, errors.New("refused"))
+		if !s.Store.Rejected(err) || errors.Is(err, delivery.ErrAbsent) != (i == 1) {
+			s.Errorf("event %d: got %v", i, err)
+		}
+	}
+	s.equal("rows", 0, len(s.Deliveries(s)))
+	s.equal("undelivered", []string{events[0].ID}, ids(s.undelivered(everything)))
 }
 
 func refusedClaim(s *suite) {

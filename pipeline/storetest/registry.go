@@ -16,17 +16,26 @@ func registryTests() []test {
 		{"C72_AnAliasServes", aliasServes},
 		{"M8_Q33_UnblockedDeliveriesWaitFromTheirRelease", unblock},
 		{"BlockManyNames", blockMany},
+		{"ARenamedHandlerStaysPaused", renamedWhilePaused},
+		{"HandlersOfOthersAreReported", others},
+		{"LeasesOfAWrongClockAreShortened", wrongClock},
 		{"GapsAreRecordedOnceAndClosed", gaps},
+		{"GapsThatComeLaterStayOpen", laterGaps},
 	}
 }
 
 func (s *suite) sync(owner string, handlers ...delivery.Handler) map[string]delivery.Pause {
 	s.Helper()
-	pauses, err := s.Store.SyncHandlers(s.Context(), owner, handlers)
+	return s.register(owner, handlers...).Paused
+}
+
+func (s *suite) register(owner string, handlers ...delivery.Handler) delivery.Registry {
+	s.Helper()
+	registry, err := s.Store.SyncHandlers(s.Context(), owner, handlers)
 	if err != nil {
 		s.Fatal(err)
 	}
-	return pauses
+	return registry
 }
 
 func registered(s *suite) {
@@ -152,13 +161,112 @@ func blockMany(s *suite) {
 	}
 }
 
-func gaps(s *suite) {
-	record := func(source string, g cdc.Gap) {
-		s.Helper()
-		if err := s.Store.RecordGap(s.Context(), source, g); err != nil {
-			s.Fatal(err)
+// renamedWhilePaused: the new name takes the pause over, and the old one keeps it for the processes
+// that have not been replaced yet. A pause of its own stands.
+func renamedWhilePaused(s *suite) {
+	s.sync("old", delivery.Handler{Name: "bills"}, delivery.Handler{Name: "invoices"}, delivery.Handler{Name: "mail"})
+	p := delivery.Pause{By: "ann", Reason: "maintenance", At: noon.Add(-time.Minute)}
+	own := delivery.Pause{By: "bob", Reason: "mine", At: noon.Add(-time.Second)}
+	renamed := delivery.Handler{Name: "billing", Aliases: []string{"invoices", "bills", "unknown"}}
+	post := delivery.Handler{Name: "post", Aliases: []string{"mail"}}
+	s.equal("pauses before", 0, len(s.sync("other", post)))
+	s.Pause(s, "invoices", p)
+	s.Pause(s, "mail", p)
+	s.Pause(s, "post", own)
+	s.equal("a new name", map[string]delivery.Pause{"billing": p, "post": own}, s.sync("new", renamed, post))
+	s.equal("once more", map[string]delivery.Pause{"billing": p, "post": own}, s.sync("new", renamed, post))
+	s.equal("the old names", map[string]delivery.Pause{"invoices": p, "mail": p},
+		s.sync("old", delivery.Handler{Name: "bills"}, delivery.Handler{Name: "invoices"}, delivery.Handler{Name: "mail"}))
+	// A name that was registered before it became another's alias is taken over as well.
+	s.Pause(s, "bills", p)
+	known := delivery.Handler{Name: "known"}
+	s.sync("new", known)
+	known.Aliases = []string{"bills"}
+	s.equal("a known name", map[string]delivery.Pause{"known": p}, s.sync("new", known))
+}
+
+func others(s *suite) {
+	mine := delivery.Handler{Name: "mine", Aliases: []string{}, Types: []string{"a"}}
+	theirs := delivery.Handler{Name: "theirs", Aliases: []string{"former"}, Types: []string{"b.*", "c"}}
+	late := delivery.Handler{Name: "late", Aliases: []string{}, Types: []string{"*"}}
+	s.equal("nobody", 0, len(s.register("one", mine).Others))
+	s.register("two", theirs)
+	s.equal("the others", []delivery.Handler{theirs}, s.register("one", mine).Others)
+	s.equal("seen from there", []delivery.Handler{mine}, s.register("two", theirs).Others)
+	s.SetNow(s, noon.Add(delivery.HandlerLive-time.Microsecond))
+	s.register("three", late)
+	s.equal("still alive", []delivery.Handler{late, theirs}, s.register("one", mine).Others)
+	s.SetNow(s, noon.Add(delivery.HandlerLive))
+	s.equal("gone", []delivery.Handler{late}, s.register("one", mine).Others)
+	s.equal("asking only", []delivery.Handler{late, mine}, s.register("nobody").Others)
+}
+
+// wrongClock: leases that were taken while the clock was years ahead end in a foreseeable time, and whoever holds
+// one still does.
+func wrongClock(s *suite) {
+	const longest = time.Hour
+	s.SetNow(s, noon.Add(100*time.Hour))
+	s.fanned(3, "billing")
+	far := s.claim(claimOf("billing", 3)).Claimed
+	s.SetNow(s, noon)
+	snoozed, real := pending(10, "billing"), pending(11, "billing")
+	snoozed.NextRetryAt = noon.Add(2000 * time.Hour)
+	token := newLease().Token
+	real.LeaseToken, real.LeaseUntil, real.NextRetryAt, real.ClaimCount = &token, noon.Add(longest), noon.Add(longest), 1
+	s.put(snoozed, real)
+	for i := range 2 {
+		n, err := s.Store.ShortenLeases(s.Context(), longest)
+		if want := 3 * (1 - i); err != nil || n != want {
+			s.Errorf("shortened %d, %v, want %d", n, err, want)
 		}
 	}
+	for _, c := range far {
+		r := s.row(c.ID)
+		if !r.LeaseUntil.Equal(noon.Add(longest)) || !r.NextRetryAt.Equal(noon.Add(longest)) || *r.LeaseToken != c.Token {
+			s.Errorf("got %+v", r)
+		}
+	}
+	s.equal("a planned delivery", snoozed, s.row(snoozed.ID))
+	s.equal("a real lease", real, s.row(real.ID))
+	s.equal("claimed", 0, len(s.claim(claimOf("billing", 5)).Claimed))
+	s.equal("the holder's outcome", []delivery.Settled{{ID: far[0].ID, State: delivery.Succeeded}}, s.settle(outcome(far[0], delivery.Success)))
+	s.SetNow(s, noon.Add(longest))
+	s.equal("claimed later", 3, len(s.claim(claimOf("billing", 5)).Claimed))
+}
+
+func (s *suite) recordGap(source string, g cdc.Gap) {
+	s.Helper()
+	if err := s.Store.RecordGap(s.Context(), source, g); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *suite) closeGaps(source string, at time.Time) {
+	s.Helper()
+	if err := s.Store.CloseGaps(s.Context(), source, at); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// laterGaps: a sweep closes what had been detected when it began, and nothing of a clock that came back stays
+// open for years.
+func laterGaps(s *suite) {
+	s.recordGap("a", cdc.Gap{Reason: "before"})
+	s.SetNow(s, noon.Add(2*time.Second))
+	s.recordGap("a", cdc.Gap{Reason: "during"})
+	s.SetNow(s, noon.Add(1000*time.Hour))
+	s.recordGap("a", cdc.Gap{Reason: "future"})
+	s.SetNow(s, noon.Add(3*time.Second))
+	s.closeGaps("a", noon.Add(time.Second))
+	closed := map[string]bool{}
+	for _, g := range s.Gaps(s) {
+		closed[g.Reason] = !g.Closed.IsZero()
+	}
+	s.equal("closed", map[string]bool{"before": true, "during": false, "future": true}, closed)
+}
+
+func gaps(s *suite) {
+	record := s.recordGap
 	known := cdc.Gap{Reason: "slot_lost", Detail: "max_slot_wal_keep_size", From: "0/1", To: "0/2"}
 	record("a", known)
 	record("a", known)
@@ -166,9 +274,7 @@ func gaps(s *suite) {
 	record("a", cdc.Gap{Reason: "slot_missing"})
 	record("a", cdc.Gap{Reason: "slot_missing"})
 	s.SetNow(s, noon.Add(time.Minute))
-	if err := s.Store.CloseGaps(s.Context(), "a"); err != nil {
-		s.Fatal(err)
-	}
+	s.closeGaps("a", noon)
 	record("a", cdc.Gap{Reason: "slot_missing"})
 	closed := noon.Add(time.Minute)
 	s.equal("gaps", []Gap{

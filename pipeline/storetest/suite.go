@@ -18,7 +18,7 @@ import (
 // Run runs the suite. make is called once per test.
 func Run(t *testing.T, newBackend func(t *testing.T) Backend) {
 	t.Helper()
-	for _, group := range [][]test{fanOutTests(), pollTests(), claimTests(), settleTests(), fenceTests(), refusalTests(), registryTests()} {
+	for _, group := range [][]test{fanOutTests(), pollTests(), lookTests(), claimTests(), lostTests(), settleTests(), fenceTests(), refusalTests(), registryTests()} {
 		for _, test := range group {
 			t.Run(test.name, func(t *testing.T) {
 				b := newBackend(t)
@@ -179,14 +179,19 @@ func (s *suite) renew(leases ...delivery.LeaseRef) []uuid.UUID {
 
 func (s *suite) undelivered(q delivery.Undelivered) []event.Event {
 	s.Helper()
+	return s.look(q).Events
+}
+
+func (s *suite) look(q delivery.Undelivered) delivery.Found {
+	s.Helper()
 	if q.Limit == 0 {
 		q.Limit = 1000
 	}
-	events, err := s.Store.Undelivered(s.Context(), q)
+	found, err := s.Store.Undelivered(s.Context(), q)
 	if err != nil {
 		s.Fatal(err)
 	}
-	return events
+	return found
 }
 
 // row returns the one delivery row with the id.

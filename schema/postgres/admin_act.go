@@ -83,7 +83,7 @@ func (a *Admin) RetryDeliveries(ctx context.Context, r Retry) (Done, error) {
 	}
 	done, err := a.change(ctx, r.Order, change{
 		action: "deliveries.retry", outcome: ManualRetry, filter: r.Filter, states: r.retryable(),
-		set: `state = 'PENDING', attempts = ` + attempts + `, claim_count = 0, next_retry_at = c.now, retried_date = c.now,
+		set: `state = 'PENDING', attempts = ` + attempts + `, claim_count = 0, lost_claims = NULL, next_retry_at = c.now, retried_date = c.now,
 			reason = NULL, last_error = NULL, finished_date = NULL`,
 		detail: map[string]any{"succeeded": r.Succeeded, "reset_attempts": r.ResetAttempts},
 	})
@@ -144,14 +144,15 @@ func (c change) list(separator string) string {
 
 // changeSQL changes the chosen deliveries and writes their history. The rows are locked in
 // the order of their ids, like those of every other statement; one that a process has
-// leased by the time it is locked is not taken.
+// leased by the time it is locked is not taken. A lease that ends later than any real one could is the work of
+// a clock that has come back since, and protects nobody.
 const changeSQL = `
 WITH clock AS MATERIALIZED (
     SELECT {now} AS now, {why} AS why
 ), chosen AS MATERIALIZED (
     SELECT d.id, d.state AS was, COALESCE(d.claim_count, d.attempts) AS claims, d.reason, d.last_error
     FROM {deliveries} AS d
-    WHERE {where} AND d.state IN ({states}) AND (d.lease_until IS NULL OR d.lease_until <= {now})
+    WHERE {where} AND d.state IN ({states}) AND (d.lease_until IS NULL OR d.lease_until <= {now} OR d.lease_until > {now} + {longest} * interval '1 microsecond')
     ORDER BY d.id LIMIT {limit}
     FOR UPDATE
 ), changed AS (
@@ -191,6 +192,7 @@ func (a *Admin) change(ctx context.Context, o Order, c change) (done Done, err e
 			"{now}", a.sql.now, "{deliveries}", a.sql.deliveries, "{attempts}", a.in("event_notification_attempts"),
 			"{where}", where, "{states}", "'"+c.list("', '")+"'", "{set}", c.set,
 			"{why}", args.add(clean(o.Reason), "text"), "{limit}", args.add(o.limit(), "bigint"),
+			"{longest}", args.add(micros(delivery.LongestLease), "bigint"),
 			"{outcome}", args.add(c.outcome, "text"), "{message}", args.add(message, "text"),
 		).Replace(changeSQL)
 		if err := tx.QueryRow(ctx, statement, args...).Scan(&done.Count); err != nil {
@@ -280,13 +282,16 @@ func (a *Admin) ListHandlers(ctx context.Context) (list []HandlerInfo, err error
 // The error is [ErrNotFound] when no process ever served it.
 func (a *Admin) PauseHandler(ctx context.Context, name, by, why string) (changed bool, err error) {
 	return a.setPause(ctx, name, by, why, "handlers.pause",
-		"paused_by = $2::text, pause_reason = NULLIF($3::text, ''), paused_date = "+a.sql.now, "paused_date IS NULL")
+		"paused_by = $2::text, pause_reason = NULLIF($3::text, ''), paused_date = "+a.sql.now, "h.name = $1::text AND h.paused_date IS NULL")
 }
 
-// ResumeHandler lets the handler's deliveries go on. changed is false when it was not paused.
+// ResumeHandler lets the handler's deliveries go on, under its present name and all former ones: a pause
+// comes along when a handler is renamed. changed is false when it was not paused.
 func (a *Admin) ResumeHandler(ctx context.Context, name, by, why string) (changed bool, err error) {
 	return a.setPause(ctx, name, by, why, "handlers.resume",
-		"paused_by = NULL, pause_reason = NULL, paused_date = NULL", "paused_date IS NOT NULL AND $2::text <> '' AND $3::text IS NOT NULL")
+		"paused_by = NULL, pause_reason = NULL, paused_date = NULL",
+		`h.paused_date IS NOT NULL AND $2::text <> '' AND $3::text IS NOT NULL AND (h.name = $1::text OR $1::text = ANY (h.aliases)
+			OR h.name IN (SELECT unnest(f.aliases) FROM `+a.in("handlers")+` AS f WHERE f.name = $1::text OR $1::text = ANY (f.aliases)))`)
 }
 
 func (a *Admin) setPause(ctx context.Context, name, by, why, action, set, guard string) (changed bool, err error) {
@@ -304,7 +309,7 @@ func (a *Admin) setPause(ctx context.Context, name, by, why, action, set, guard 
 		if err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, `UPDATE `+a.in("handlers")+` AS h SET `+set+` WHERE h.name = $1::text AND `+guard, canonical, clean(by), clean(why))
+		tag, err := tx.Exec(ctx, `UPDATE `+a.in("handlers")+` AS h SET `+set+` WHERE `+guard, canonical, clean(by), clean(why))
 		if err != nil {
 			return err
 		}

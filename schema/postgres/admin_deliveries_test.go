@@ -147,7 +147,7 @@ func TestHandlers_PauseAndResume(t *testing.T) {
 			if err != nil {
 				o.Fatal(err)
 			}
-			return paused
+			return paused.Paused
 		}
 		serve()
 		order := func(name string, changed bool, fn func(context.Context, string, string, string) (bool, error)) {

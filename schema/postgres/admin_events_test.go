@@ -55,7 +55,7 @@ func TestEmitEvent_EveryLayout(t *testing.T) {
 					t.Fatal(err)
 				}
 				found, err := o.store.Undelivered(o.Context(), delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 10})
-				if err != nil || len(found) != 1 || found[0].ID != out.ID || found[0].Type != "order.placed" || string(found[0].Payload) != l.payload {
+				if err != nil || len(found.Events) != 1 || found.Events[0].ID != out.ID || found.Events[0].Type != "order.placed" || string(found.Events[0].Payload) != l.payload {
 					t.Fatalf("the poller finds %+v, %v; want %+v", found, err, out)
 				}
 				list, err := o.admin.ListEvents(o.Context(), postgres.EventFilter{Type: "order.*", Pending: true}, postgres.Page{})
@@ -64,7 +64,7 @@ func TestEmitEvent_EveryLayout(t *testing.T) {
 				}
 
 				handler := uuid.Must(uuid.NewV7())
-				if _, err := o.store.FanOut(o.Context(), delivery.FanOut{Fans: []delivery.Fan{{Event: found[0], Targets: []delivery.Target{{ID: handler, Handler: "billing"}}}}}); err != nil {
+				if _, err := o.store.FanOut(o.Context(), delivery.FanOut{Fans: []delivery.Fan{{Event: found.Events[0], Targets: []delivery.Target{{ID: handler, Handler: "billing"}}}}}); err != nil {
 					t.Fatal(err)
 				}
 				for _, key := range []string{out.ID, out.Key} {

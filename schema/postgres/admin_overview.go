@@ -275,7 +275,7 @@ func (a *Admin) backlog(ctx context.Context, tx pgx.Tx, t *eventTable, o *Overvi
 		FROM (SELECT `+date+` AS date, EXISTS (
 		          SELECT FROM `+a.in("handlers")+` AS h CROSS JOIN unnest(h.types) AS p (pattern)
 		          WHERE p.pattern = '*' OR p.pattern = `+typ+` OR (p.pattern LIKE '%.*' AND starts_with(`+typ+`, left(p.pattern, -1)))) AS wanted
-		      FROM `+t.from+` AS t WHERE `+strings.Join([]string{t.pending(), t.typed(), t.recent()}, " AND ")+`
+		      FROM `+t.from+` AS t WHERE `+strings.Join([]string{t.pending(), t.typed(), t.recent(t.now)}, " AND ")+`
 		      LIMIT $1::bigint) AS w`, a.cfg.CountLimit).Scan(&o.Undelivered.N, &o.Wanted.N, &oldest)
 	o.Undelivered.More = o.Undelivered.N >= int64(a.cfg.CountLimit)
 	o.Wanted.More = o.Undelivered.More

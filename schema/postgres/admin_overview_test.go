@@ -90,7 +90,7 @@ func TestOverview(t *testing.T) {
 		if got.Now.IsZero() || got.Incomplete != nil {
 			o.Errorf("now %v, incomplete %v", got.Now, got.Incomplete)
 		}
-		if err := o.store.CloseGaps(o.Context(), "main"); err != nil {
+		if err := o.store.CloseGaps(o.Context(), "main", time.Now()); err != nil {
 			o.Fatal(err)
 		}
 		if v := o.overview(); len(v.Gaps) != 0 {

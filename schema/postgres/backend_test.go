@@ -84,7 +84,7 @@ func newTestDB(t *testing.T, major int, l layout) *testdb.DB {
 CREATE SCHEMA storetest;
 CREATE TABLE storetest.clock (now timestamp NOT NULL);
 INSERT INTO storetest.clock VALUES ('2031-05-17 12:00');
-CREATE TABLE storetest.refused (id uuid PRIMARY KEY);
+CREATE TABLE storetest.refused (id uuid PRIMARY KEY, what text NOT NULL DEFAULT 'all');
 CREATE FUNCTION storetest.refuse_update() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT FROM storetest.refused WHERE id = NEW.id) THEN RAISE EXCEPTION 'not this one'; END IF;
@@ -92,7 +92,9 @@ BEGIN
 END $$;
 CREATE FUNCTION storetest.refuse_insert() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF (NEW.payload IS NOT NULL OR NEW.payload_raw IS NOT NULL) AND EXISTS (SELECT FROM storetest.refused WHERE id = NEW.event_id) THEN
+    IF EXISTS (SELECT FROM storetest.refused WHERE id = NEW.event_id AND (what = 'all'
+        OR NEW.payload IS NOT NULL OR NEW.payload_raw IS NOT NULL
+        OR (what = 'content' AND (NEW.namespace <> '' OR NEW.action_name <> '')))) THEN
         RAISE EXCEPTION 'not order-3';
     END IF;
     RETURN NEW;
@@ -160,7 +162,7 @@ func TestStore(t *testing.T) {
 						h.reset(t)
 						s := newStore(t, pool, l.table)
 						s.sql = render(s.schema, frozenClock)
-						return storetest.Backend{Store: s, Mark: l.mark, Full: l.full, Hooks: h}
+						return storetest.Backend{Store: s, Mark: l.mark, Full: l.full, LookBack: l.table.LookBack, Hooks: h}
 					})
 				})
 			}
@@ -336,7 +338,7 @@ func (h *hooks) PutDeliveries(t testing.TB, list ...storetest.Row) {
 	t.Helper()
 	columns := strings.Fields(`id event_id handler_name namespace action_id action_name action_params started_date completion_date
 model_id model_type event_type payload event_date state attempts next_retry_at created_date updated_date
-traceparent headers claim_count lease_token lease_until lease_owner reason last_error finished_date`)
+traceparent headers lost_claims claim_count lease_token lease_until lease_owner reason last_error finished_date`)
 	var rows [][]any
 	for _, r := range list {
 		e := r.Event
@@ -345,9 +347,9 @@ traceparent headers claim_count lease_token lease_until lease_owner reason last_
 			e.ModelID, e.ModelType, e.Type, string(e.Payload), e.Date, string(r.State), r.Attempts, r.NextRetryAt, r.CreatedDate, r.UpdatedDate,
 		}
 		if r.Foreign {
-			row = append(row, make([]any, 9)...)
+			row = append(row, make([]any, 10)...)
 		} else {
-			row = append(row, orNull(e.Traceparent), orNull(string(e.Headers)), r.ClaimCount, nil, timeOrNull(r.LeaseUntil), orNull(r.LeaseOwner),
+			row = append(row, orNull(e.Traceparent), orNull(string(e.Headers)), r.LostClaims, r.ClaimCount, nil, timeOrNull(r.LeaseUntil), orNull(r.LeaseOwner),
 				orNull(r.Reason), orNull(r.LastError), timeOrNull(r.Finished))
 			if r.LeaseToken != nil {
 				row[len(row)-6] = [16]byte(*r.LeaseToken)
@@ -380,7 +382,7 @@ func (h *hooks) Deliveries(t testing.TB) []storetest.Row {
 SELECT id, event_id::text, handler_name, namespace, action_id::text, action_name, action_params::text, started_date, completion_date,
        coalesce(model_id, ''), coalesce(model_type, ''), event_type, coalesce(payload_raw, convert_to(payload::text, 'UTF8')), event_date,
        state, attempts, next_retry_at, created_date, updated_date, coalesce(traceparent, ''), headers::text,
-       coalesce(claim_count, 0), claim_count IS NULL, lease_token, lease_until, coalesce(lease_owner, ''), coalesce(reason, ''),
+       coalesce(lost_claims, 0), coalesce(claim_count, 0), claim_count IS NULL, lease_token, lease_until, coalesce(lease_owner, ''), coalesce(reason, ''),
        coalesce(last_error, ''), finished_date
 FROM eventlog.event_notifications ORDER BY event_id, handler_name`)
 	if err != nil {
@@ -392,7 +394,7 @@ FROM eventlog.event_notifications ORDER BY event_id, handler_name`)
 		err = row.Scan(&id, &e.ID, &r.Handler, &e.Namespace, &e.ActionID, &e.ActionName, (*[]byte)(&e.ActionParams),
 			timeTarget{&e.StartedDate}, timeTarget{&e.CompletionDate}, &e.ModelID, &e.ModelType, &e.Type, (*[]byte)(&e.Payload),
 			timeTarget{&e.Date}, &r.State, &r.Attempts, timeTarget{&r.NextRetryAt}, timeTarget{&r.CreatedDate}, timeTarget{&r.UpdatedDate},
-			&e.Traceparent, (*[]byte)(&e.Headers), &r.ClaimCount, &r.Foreign, &token, timeTarget{&r.LeaseUntil}, &r.LeaseOwner,
+			&e.Traceparent, (*[]byte)(&e.Headers), &r.LostClaims, &r.ClaimCount, &r.Foreign, &token, timeTarget{&r.LeaseUntil}, &r.LeaseOwner,
 			&r.Reason, &r.LastError, timeTarget{&r.Finished})
 		r.ID = id.Bytes
 		if token.Valid {
@@ -427,7 +429,17 @@ FROM eventlog.event_notification_attempts WHERE delivery_id = $1 ORDER BY id`, i
 	return list
 }
 
+func (h *hooks) LockEvent(t testing.TB, id string) func() {
+	t.Helper()
+	return h.lock(t, `SELECT FROM `+h.from()+` WHERE `+h.idColumn()+` = $1 FOR UPDATE`, id)
+}
+
 func (h *hooks) LockDelivery(t testing.TB, id uuid.UUID) func() {
+	t.Helper()
+	return h.lock(t, `SELECT FROM eventlog.event_notifications WHERE id = $1 FOR UPDATE`, id.String())
+}
+
+func (h *hooks) lock(t testing.TB, sql, id string) func() {
 	t.Helper()
 	tx, err := h.db.Begin(t.Context())
 	if err != nil {
@@ -435,7 +447,7 @@ func (h *hooks) LockDelivery(t testing.TB, id uuid.UUID) func() {
 	}
 	unlock := sync.OnceFunc(func() { _ = tx.Rollback(context.Background()) }) //nolint:usetesting // after the test
 	t.Cleanup(unlock)
-	if _, err := tx.Exec(t.Context(), `SELECT FROM eventlog.event_notifications WHERE id = $1 FOR UPDATE`, id.String()); err != nil {
+	if _, err := tx.Exec(t.Context(), sql, id); err != nil {
 		t.Fatal(err)
 	}
 	return unlock
@@ -448,9 +460,9 @@ func (h *hooks) RefuseUpdates(t testing.TB, id uuid.UUID) {
 FOR EACH ROW EXECUTE FUNCTION storetest.refuse_update()`)
 }
 
-func (h *hooks) RefuseInserts(t testing.TB, eventID string) {
+func (h *hooks) RefuseInserts(t testing.TB, eventID string, what storetest.Refused) {
 	t.Helper()
-	h.exec(t, `INSERT INTO storetest.refused VALUES ($1)`, eventID)
+	h.exec(t, `INSERT INTO storetest.refused VALUES ($1, $2)`, eventID, string(what))
 	h.exec(t, `CREATE OR REPLACE TRIGGER refuse_insert BEFORE INSERT ON eventlog.event_notifications
 FOR EACH ROW EXECUTE FUNCTION storetest.refuse_insert()`)
 }

@@ -21,6 +21,11 @@ import (
 // rows the claim may lease, scan how many the statement may look at. The look is
 // ordered by the due time alone: rows that became due together, such as those of one big transaction,
 // come in any order, because sorting them would mean reading them all.
+// A row with a token whose lease has run out is a lost claim: nobody settled it or gave it back. When many
+// of them are lost on end, the row is put off (LATER) as after a failure, and in the end given up (CRASHES),
+// see delivery.LostForFree. The delay is drawn, so that deliveries that were lost because another one killed their
+// process do not come back together with it.
+//
 // The CTEs are materialized, because a locking LIMIT inside a join can be run
 // more than once and then takes more rows than it says (Q9). There are two limits, because the
 // planner takes one that varies for a tenth of the table, and reads all of it. The inner
@@ -29,19 +34,23 @@ const claimSQL = `
 WITH clock AS MATERIALIZED (
     SELECT {now} AS now
 ), want AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
-        AS w (n, stored, room, scan, window_us, max_claims)
+    SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $13::bigint[], $14::bigint[])
+        AS w (n, stored, room, scan, window_us, max_claims, base_us, cap_us)
 ), due AS MATERIALIZED (
-    SELECT w.n, w.room, d.id, d.next_retry_at,
+    SELECT w.n, w.room, d.id, d.next_retry_at, d.lost,
+           LEAST(w.cap_us, w.base_us * power(2, d.lost - 1)) * (1 + random()) / 2 * interval '1 microsecond' AS delay,
            CASE WHEN w.window_us > 0 AND d.window_start < c.now - w.window_us * interval '1 microsecond' THEN 'EXPIRED'
                 WHEN w.max_claims > 0 AND d.claims >= w.max_claims THEN 'DEAD'
+                WHEN d.lost >= $16::bigint THEN 'CRASHES'
+                WHEN d.lost > $15::bigint AND d.abandoned THEN 'LATER'
            END AS ends
     FROM want w
     CROSS JOIN clock c
     CROSS JOIN LATERAL (
         SELECT f.* FROM (
             SELECT d.id, d.next_retry_at, GREATEST(d.event_date, d.retried_date) AS window_start,
-                   COALESCE(d.claim_count, d.attempts) AS claims
+                   COALESCE(d.claim_count, d.attempts) AS claims, d.lease_token IS NOT NULL AS abandoned,
+                   COALESCE(d.lost_claims, 0) + (d.lease_token IS NOT NULL)::int AS lost
             FROM {deliveries} AS d
             WHERE d.handler_name = w.stored
               AND d.state IN ('PENDING', 'FAILED')
@@ -62,14 +71,16 @@ WITH clock AS MATERIALIZED (
     WHERE r.ends IS NOT NULL OR r.place <= r.room
 )
 UPDATE {deliveries} AS d SET
-    state = COALESCE(r.ends, d.state),
+    state = CASE WHEN r.ends IN ('EXPIRED', 'DEAD') THEN r.ends WHEN r.ends = 'CRASHES' THEN 'DEAD' ELSE d.state END,
     claim_count = COALESCE(d.claim_count, d.attempts) + CASE WHEN r.ends IS NULL THEN 1 ELSE 0 END,
     lease_token = CASE WHEN r.ends IS NULL THEN $7::uuid END,
     lease_until = CASE WHEN r.ends IS NULL THEN c.now + $9::bigint * interval '1 microsecond' END,
     lease_owner = CASE WHEN r.ends IS NULL THEN $8::text END,
-    next_retry_at = CASE WHEN r.ends IS NULL THEN c.now + $9::bigint * interval '1 microsecond' ELSE d.next_retry_at END,
-    reason = CASE r.ends WHEN 'EXPIRED' THEN 'age' WHEN 'DEAD' THEN 'attempts' ELSE d.reason END,
-    finished_date = CASE WHEN r.ends IS NOT NULL THEN c.now END,
+    next_retry_at = CASE WHEN r.ends IS NULL THEN c.now + $9::bigint * interval '1 microsecond'
+        WHEN r.ends = 'LATER' THEN c.now + r.delay ELSE d.next_retry_at END,
+    lost_claims = NULLIF(r.lost, 0),
+    reason = CASE r.ends WHEN 'EXPIRED' THEN 'age' WHEN 'DEAD' THEN 'attempts' WHEN 'CRASHES' THEN 'crashes' ELSE d.reason END,
+    finished_date = CASE WHEN r.ends <> 'LATER' THEN c.now END,
     updated_date = c.now
 FROM chosen AS r, clock AS c
 WHERE d.id = r.id
@@ -101,7 +112,7 @@ func (s *Store) Claim(ctx context.Context, lease delivery.Lease, claims []delive
 		claims: claims,
 		leased: make([]int, len(claims)),
 		ended:  make([]bool, len(claims)),
-		result: delivery.ClaimResult{Ended: map[string]map[delivery.State]int{}},
+		result: delivery.ClaimResult{Ended: map[string]map[delivery.State]int{}, Postponed: map[string]int{}},
 	}
 	for pass := range maxPasses {
 		w := c.wanted(pass > 0)
@@ -139,8 +150,8 @@ type claiming struct {
 
 // wants are the columns of want.
 type wants struct {
-	numbers, rooms, scans, windows, limits []int64
-	names                                  []string
+	numbers, rooms, scans, windows, limits, bases, caps []int64
+	names                                               []string
 }
 
 // wanted lists the claims that still have room. On a further look those take part that have reason
@@ -164,6 +175,8 @@ func (c *claiming) wanted(further bool) wants {
 			w.scans = append(w.scans, int64(scan))
 			w.windows = append(w.windows, micros(claim.Window))
 			w.limits = append(w.limits, int64(claim.MaxAttempts))
+			w.bases = append(w.bases, micros(claim.Base))
+			w.caps = append(w.caps, micros(claim.Cap))
 		}
 	}
 	return w
@@ -175,7 +188,8 @@ func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
 	err := again(ctx, func() (err error) {
 		rows, err = changeRows(ctx, c.Store, durable, scanClaimed, c.sql.claim,
 			w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
-			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list(), slices.Max(w.scans))
+			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list(), slices.Max(w.scans),
+			w.bases, w.caps, delivery.LostForFree, delivery.LostAtMost)
 		return err
 	})
 	if err != nil {
@@ -186,10 +200,7 @@ func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
 		handler := c.claims[row.claim].Handler
 		if row.ends != "" {
 			c.ended[row.claim] = true
-			if c.result.Ended[handler] == nil {
-				c.result.Ended[handler] = map[delivery.State]int{}
-			}
-			c.result.Ended[handler][row.ends]++
+			c.notLeased(handler, row.ends)
 			continue
 		}
 		c.leased[row.claim]++
@@ -199,10 +210,26 @@ func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
 	return nil
 }
 
+func (c *claiming) notLeased(handler, ends string) {
+	state := delivery.State(ends)
+	switch ends {
+	case "LATER":
+		c.result.Postponed[handler]++
+		return
+	case "CRASHES":
+		state = delivery.Dead
+	}
+	if c.result.Ended[handler] == nil {
+		c.result.Ended[handler] = map[delivery.State]int{}
+	}
+	c.result.Ended[handler][state]++
+}
+
 type claimedRow struct {
 	delivery.Claimed
 	claim int
-	ends  delivery.State
+	// ends is what claimSQL does with the row instead of leasing it.
+	ends  string
 	place int64
 }
 

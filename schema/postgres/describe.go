@@ -58,8 +58,10 @@ type eventTable struct {
 	seen time.Time
 	// from is the quoted name, now and deliveries are parts of statements.
 	from, now, deliveries string
+	// lookFrom is where a bounded look of the source $6 begins to count back.
+	lookFrom string
 
-	fanOut, unmarked, image, imageOnly, markLate, quarantine, quarantineUnmarked, undelivered, undeliveredKeys, undeliveredByKey, unidentifiable string
+	fanOut, unmarked, image, imageOnly, markLate, quarantine, quarantineUnmarked, present, undelivered, undeliveredKeys, undeliveredByKey, unidentifiable string
 }
 
 const columnsSQL = `
@@ -146,6 +148,7 @@ func (s *Store) describe(ctx context.Context) (*eventTable, error) {
 		from:       pgx.Identifier{s.table.Schema, s.table.Name}.Sanitize(),
 		now:        s.sql.now,
 		deliveries: s.sql.deliveries,
+		lookFrom:   s.sql.lookFrom,
 	}
 	rows, err := s.query(ctx, columnsSQL, t.Schema, t.Name)
 	if err != nil {

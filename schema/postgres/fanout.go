@@ -3,6 +3,7 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -325,32 +326,57 @@ func (s *Store) Quarantine(ctx context.Context, fan delivery.Fan, cause error) e
 	if len(fan.Targets) == 0 {
 		return fmt.Errorf("quarantine event %s: it has no targets", fan.Event.ID)
 	}
-	args := quarantineArgs(fan, cause)
-	err := s.withTable(ctx, func(t *eventTable) error {
-		_, err := s.changeOnly(ctx, t.quarantine, args...)
-		return err
-	})
-	if err != nil && rejected(err) {
-		if unmarked := s.withTable(ctx, func(t *eventTable) error {
-			_, err := s.changeOnly(ctx, t.quarantineUnmarked, args...)
-			return err
-		}); unmarked == nil {
+	reduced, bare := reducedArgs(fan, cause), bareArgs(fan, cause)
+	marked := func(t *eventTable) string { return t.quarantine }
+	unmarked := func(t *eventTable) string { return t.quarantineUnmarked }
+	err := s.quarantine(ctx, marked, reduced, bare)
+	if err == nil {
+		return nil
+	}
+	if rejected(err) {
+		if s.quarantine(ctx, unmarked, reduced, bare) == nil {
 			return fmt.Errorf("quarantine event %s: its deliveries are BLOCKED, but the database refuses its mark: %w", fan.Event.ID, err)
 		}
+		if absent := s.absent(ctx, fan.Event); absent != nil {
+			err = errors.Join(err, absent)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("quarantine event %s: %w", fan.Event.ID, err)
+	return fmt.Errorf("quarantine event %s: %w", fan.Event.ID, err)
+}
+
+// quarantine tries the forms in turn, until one is not refused.
+func (s *Store) quarantine(ctx context.Context, sql func(*eventTable) string, forms ...[]any) (err error) {
+	for _, args := range forms {
+		if err = s.withTable(ctx, func(t *eventTable) error {
+			_, err := s.changeOnly(ctx, sql(t), args...)
+			return err
+		}); err == nil || !rejected(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// absent returns [delivery.ErrAbsent] when the event has no row, and nil when it has. An error that
+// keeps the question open is returned as it is; for one that lies in the key, there is no such row.
+func (s *Store) absent(ctx context.Context, e event.Event) error {
+	var present bool
+	err := s.withTable(ctx, func(t *eventTable) error {
+		return s.queryRow(ctx, t.present, cmp.Or(e.Key, e.ID)).Scan(&present)
+	})
+	switch {
+	case err != nil && !rejected(err):
+		return fmt.Errorf("look for its row: %w", err)
+	case err != nil || !present:
+		return delivery.ErrAbsent
 	}
 	return nil
 }
 
-func quarantineArgs(fan delivery.Fan, cause error) []any {
+// reducedArgs keep what is short and has a shape of its own.
+func reducedArgs(fan delivery.Fan, cause error) []any {
 	e := &fan.Event
-	var ids, handlers []string
-	for _, target := range fan.Targets {
-		ids = append(ids, target.ID.String())
-		handlers = append(handlers, target.Handler)
-	}
+	ids, handlers := targetNames(fan)
 	return []any{
 		e.ID, cmp.Or(e.Key, e.ID), ids, handlers,
 		clean(e.Namespace), cmp.Or(e.ActionID, e.ID), clean(e.ActionName),
@@ -358,6 +384,25 @@ func quarantineArgs(fan delivery.Fan, cause error) []any {
 		clean(e.ModelID), clean(e.ModelType), clean(e.Type), timeText(e.Date),
 		delivery.ReasonRejected, errorCode(cause),
 	}
+}
+
+// bareArgs keep what says which event it is and nothing of its content that a constraint could be about. The hash
+// tells whether a copy of the payload that turns up elsewhere is the right one.
+func bareArgs(fan delivery.Fan, cause error) []any {
+	e := &fan.Event
+	ids, handlers := targetNames(fan)
+	return []any{
+		e.ID, cmp.Or(e.Key, e.ID), ids, handlers, "", e.ID, "", nil, nil, "", "", clean(e.Type), nil,
+		delivery.ReasonRejected, fmt.Sprintf("%s: payload of %d bytes, sha256 %x", errorCode(cause), len(e.Payload), sha256.Sum256(e.Payload)),
+	}
+}
+
+func targetNames(fan delivery.Fan) (ids, handlers []string) {
+	for _, target := range fan.Targets {
+		ids = append(ids, target.ID.String())
+		handlers = append(handlers, target.Handler)
+	}
+	return ids, handlers
 }
 
 // errorCode is what last_error says about a refused row: the SQLSTATE, never the

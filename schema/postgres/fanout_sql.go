@@ -176,6 +176,7 @@ func (t *eventTable) render() {
 	if t.Mark.Kind != schema.MarkNone {
 		t.quarantine = x.Replace(quarantineSQL)
 	}
+	t.present = x.Replace("SELECT EXISTS (SELECT FROM {from} AS t WHERE {id} = $1::text::{key})")
 	t.undelivered, t.undeliveredKeys, t.undeliveredByKey = t.undeliveredSQL(), t.undeliveredKeysSQL(), t.undeliveredByKeySQL()
 	t.unidentifiable = t.unidentifiableSQL()
 }

@@ -130,6 +130,8 @@ func (w wants) of(claim int) wants {
 			one.scans = append(one.scans, 1)
 			one.windows = append(one.windows, w.windows[i])
 			one.limits = append(one.limits, w.limits[i])
+			one.bases = append(one.bases, w.bases[i])
+			one.caps = append(one.caps, w.caps[i])
 		}
 	}
 	return one

@@ -62,7 +62,7 @@ func TestFanOut_MarksARowThatComesIntoSightLate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return len(found) == 0
+			return len(found.Events) == 0
 		})
 		var delivered bool
 		if err := db.Pool().QueryRow(t.Context(), `SELECT delivered FROM eventlog.events`).Scan(&delivered); err != nil {

@@ -2,8 +2,10 @@ package postgres
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -16,26 +18,82 @@ import (
 // Undelivered implements pipeline.PollStore. The events are what the log's decoder makes of the same
 // rows. Rows without a key or a type are left out; see [Store.CountUnidentifiable]. So is, for a while, a row
 // that cannot be read, which is reported to the logger: the others are found all the same.
-func (s *Store) Undelivered(ctx context.Context, q delivery.Undelivered) ([]event.Event, error) {
-	if q.Limit <= 0 || (!q.Types.All && len(q.Types.Exact) == 0 && len(q.Types.Prefixes) == 0) {
-		return nil, nil
-	}
-	var events []event.Event
-	err := s.withTable(ctx, func(t *eventTable) (err error) {
+func (s *Store) Undelivered(ctx context.Context, q delivery.Undelivered) (delivery.Found, error) {
+	var found delivery.Found
+	err := s.withTable(ctx, func(t *eventTable) error {
 		s.markLate(ctx, t)
-		look := []any{
-			q.Types.All, nonNil(q.Types.Exact), nonNil(q.Types.Prefixes), append(s.unreadable.list(), q.Skip...), q.Limit,
+		l, err := s.newLook(t, q)
+		if err != nil {
+			return err
 		}
-		events, err = s.readEvents(ctx, t.undelivered, look...)
-		if rejected(err) {
-			events, err = s.readable(ctx, t, look)
+		// Before the look itself, so that nothing that it cannot see yet is older.
+		if err := s.queryRow(ctx, "SELECT "+t.now).Scan(timeTarget{&l.found.At}); err != nil {
+			return err
 		}
+		if q.Limit > 0 && (q.Types.All || len(q.Types.Exact)+len(q.Types.Prefixes) > 0) {
+			if err = l.read(ctx); rejected(err) {
+				err = l.readable(ctx)
+			}
+		}
+		found = l.found
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for undelivered events: %w", err)
+		return delivery.Found{}, fmt.Errorf("look for undelivered events: %w", err)
 	}
-	return events, nil
+	return found, nil
+}
+
+// look is one look at the event table.
+type look struct {
+	*Store
+	t     *eventTable
+	q     delivery.Undelivered
+	args  []any
+	found delivery.Found
+}
+
+func (s *Store) newLook(t *eventTable, q delivery.Undelivered) (*look, error) {
+	var after [2]*string
+	if q.After != "" {
+		if err := json.Unmarshal([]byte(q.After), &after); err != nil || after[1] == nil {
+			return nil, fmt.Errorf("not the end of an earlier look: %q", q.After)
+		}
+	}
+	unreadable := s.unreadable.list()
+	return &look{
+		Store: s, t: t, q: q, found: delivery.Found{Traceless: t.Mark.Kind == schema.MarkNone, LeftOut: len(unreadable) > 0},
+		args: []any{
+			q.Types.All, nonNil(q.Types.Exact), nonNil(q.Types.Prefixes), append(unreadable, q.Skip...), q.Limit,
+			clean(q.Source), after[0], after[1],
+		},
+	}, nil
+}
+
+// read is the ordinary look.
+func (l *look) read(ctx context.Context) error {
+	rows, err := l.query(ctx, l.t.undelivered, append(slices.Clone(l.args), l.q.MaxBytes)...)
+	if err != nil {
+		return err
+	}
+	var total int
+	var last string
+	events, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (event.Event, error) {
+		return scanEvent(row, &last, &total)
+	})
+	if err != nil {
+		return err
+	}
+	l.found.Events = events
+	l.ends(total >= l.q.Limit || len(events) < total, last)
+	return nil
+}
+
+// ends notes whether and where the look is to be gone on with.
+func (l *look) ends(more bool, last string) {
+	if l.found.More = more; more && l.found.Traceless {
+		l.found.Next = last
+	}
 }
 
 func (s *Store) readEvents(ctx context.Context, sql string, args ...any) ([]event.Event, error) {
@@ -43,41 +101,77 @@ func (s *Store) readEvents(ctx context.Context, sql string, args ...any) ([]even
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, scanEvent)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (event.Event, error) { return scanEvent(row) })
 }
+
+// keyed is a row of which nothing but its key and its place was read.
+type keyed struct{ key, place string }
+
+// readTogether is how many rows are read together when one of them cannot be read; the
+// bound on bytes is kept between such groups.
+const readTogether = 16
 
 // readable is a look at rows one of which cannot be read, because of a damaged or an impossible value: it reads
 // their keys, and then the rows in ever smaller parts, until those at fault stand alone. They are left
 // out for a while.
-func (s *Store) readable(ctx context.Context, t *eventTable, look []any) (events []event.Event, err error) {
-	keys, err := s.ids(ctx, t.undeliveredKeys, look...)
+func (l *look) readable(ctx context.Context) error {
+	rows, err := l.query(ctx, l.t.undeliveredKeys, l.args...)
 	if err != nil {
-		return nil, fmt.Errorf("read the keys alone: %w", err)
+		return fmt.Errorf("read the keys alone: %w", err)
 	}
-	bad, err := separately(keys, func(part []string) error {
-		found, err := s.readEvents(ctx, t.undeliveredByKey, part)
-		if err == nil {
-			events = append(events, found...)
-		}
-		return err
+	keys, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (k keyed, err error) {
+		err = row.Scan(&k.key, &k.place)
+		return k, err
 	})
-	if err != nil && !rejected(err) {
-		return nil, err
+	if err != nil {
+		return fmt.Errorf("read the keys alone: %w", err)
 	}
-	for _, key := range bad {
-		id, _ := schema.EventID(t.QualifiedName(), key)
-		if s.unreadable.add(id) {
-			s.log.Error("an undelivered event cannot be read; it is left out, and tried again from time to time",
-				slog.String("table", t.QualifiedName()), slog.String("event_id", id), slog.String("sqlstate", sqlState(err)))
+	bytes := 0
+	for done := 0; done < len(keys); {
+		group := keys[done:min(done+readTogether, len(keys))]
+		bad, err := separately(group, func(part []keyed) error {
+			list := make([]string, len(part))
+			for i := range part {
+				list[i] = part[i].key
+			}
+			events, err := l.readEvents(ctx, l.t.undeliveredByKey, list)
+			for i := range events {
+				bytes += weight(&events[i])
+			}
+			l.found.Events = append(l.found.Events, events...)
+			return err
+		})
+		if err != nil && !rejected(err) {
+			return err
+		}
+		l.leaveOut(bad, err)
+		done += len(group)
+		l.ends(len(keys) >= l.q.Limit || done < len(keys), group[len(group)-1].place)
+		if l.q.MaxBytes > 0 && bytes >= l.q.MaxBytes {
+			break
 		}
 	}
-	return events, nil
+	return nil
 }
 
-func scanEvent(row pgx.CollectableRow) (e event.Event, err error) {
-	err = row.Scan(&e.ID, &e.Key, &e.Namespace, &e.ActionID, &e.ActionName, (*[]byte)(&e.ActionParams),
+// weight is what MaxBytes counts.
+func weight(e *event.Event) int { return len(e.Payload) + len(e.ActionParams) + len(e.Headers) }
+
+func (l *look) leaveOut(bad []keyed, cause error) {
+	l.found.LeftOut = l.found.LeftOut || len(bad) > 0
+	for _, k := range bad {
+		id, _ := schema.EventID(l.t.QualifiedName(), k.key)
+		if l.unreadable.add(id) {
+			l.log.Error("an undelivered event cannot be read; it is left out, and tried again from time to time",
+				slog.String("table", l.t.QualifiedName()), slog.String("event_id", id), slog.String("sqlstate", sqlState(cause)))
+		}
+	}
+}
+
+func scanEvent(row pgx.CollectableRow, more ...any) (e event.Event, err error) {
+	err = row.Scan(append([]any{&e.ID, &e.Key, &e.Namespace, &e.ActionID, &e.ActionName, (*[]byte)(&e.ActionParams),
 		timeTarget{&e.StartedDate}, timeTarget{&e.CompletionDate}, &e.ModelID, &e.ModelType, &e.Type,
-		(*[]byte)(&e.Payload), timeTarget{&e.Date}, &e.Traceparent, (*[]byte)(&e.Headers))
+		(*[]byte)(&e.Payload), timeTarget{&e.Date}, &e.Traceparent, (*[]byte)(&e.Headers)}, more...)...)
 	return e, err
 }
 
@@ -93,16 +187,65 @@ func (s *Store) CountUnidentifiable(ctx context.Context, limit int) (n int, err 
 	return n, nil
 }
 
-// undeliveredSQL reads at most $5 rows of the wanted types, and works out what an event needs
-// only for those.
+// undeliveredSQL reads at most $5 rows of the wanted types, as many of them as fit into $9 bytes and at
+// least one, and works out what an event needs only for those.
 func (t *eventTable) undeliveredSQL() string {
-	rows, order := t.undeliveredRowsSQL(), t.orderBy()
-	return "\nSELECT " + t.eventValues() + "\nFROM (" + rows + "\n) AS t" + order
+	order := t.orderBy()
+	return "\nSELECT " + t.eventValues() + `,
+       ` + t.placeSQL() + `, t."cdc-dispatcher total"
+FROM (
+    SELECT t.*, row_number() OVER w AS "cdc-dispatcher n", count(*) OVER () AS "cdc-dispatcher total",
+           sum(CASE WHEN $9::bigint > 0 THEN ` + t.weightSQL() + ` ELSE 0 END) OVER w AS "cdc-dispatcher bytes"
+    FROM (` + t.undeliveredRowsSQL() + `
+    ) AS t
+    WINDOW w AS (` + order + ` ROWS UNBOUNDED PRECEDING)
+) AS t
+WHERE t."cdc-dispatcher n" = 1 OR $9::bigint <= 0 OR t."cdc-dispatcher bytes" <= $9::bigint` + order
 }
 
-// undeliveredKeysSQL reads the keys of the same rows and nothing else of them.
+// weightSQL is the size of what may be large.
+func (t *eventTable) weightSQL() string {
+	sizes := []string{"octet_length(" + t.payloadBytes() + ")"}
+	for _, column := range []string{t.Columns.ActionParams, t.Columns.Headers} {
+		if column != "" {
+			sizes = append(sizes, "octet_length("+t.text(column)+")")
+		}
+	}
+	return "COALESCE(" + strings.Join(sizes, ", 0) + COALESCE(") + ", 0)"
+}
+
+// undeliveredKeysSQL reads the keys and the places of the same rows and nothing else of them.
 func (t *eventTable) undeliveredKeysSQL() string {
-	return "\nSELECT " + t.text(t.Columns.ID) + "\nFROM (" + t.undeliveredRowsSQL() + "\n) AS t" + t.orderBy()
+	return "\nSELECT " + t.text(t.Columns.ID) + ", " + t.placeSQL() + "\nFROM (" + t.undeliveredRowsSQL() + "\n) AS t" + t.orderBy()
+}
+
+// placeSQL is where a row stands in the order of the looks. The JSON form of a date is the same
+// whatever the settings of the session.
+func (t *eventTable) placeSQL() string {
+	date := "NULL"
+	if t.Columns.Date != "" {
+		date = t.ref(t.Columns.Date)
+	}
+	return "jsonb_build_array(" + date + ", " + t.ref(t.Columns.ID) + "::text)::text"
+}
+
+// behind is the condition for a row behind the place of $7 and $8. Where there is a mark, looks have no pages.
+func (t *eventTable) behind() string {
+	key, date := t.ref(t.Columns.ID), t.ref(t.Columns.Date)
+	keyAt, dateAt := "$8::text::"+t.columns[t.Columns.ID].typ, "$7::text::"+t.columns[t.Columns.Date].typ
+	behind := ""
+	switch {
+	case t.Mark.Kind != schema.MarkNone:
+		return "$7::text IS NULL AND $8::text IS NULL"
+	case t.Columns.Date == "":
+		return "$7::text IS NULL AND " + parens("$8::text IS NULL OR "+key+" > "+keyAt)
+	case t.columns[t.Columns.Date].notNull:
+		behind = fmt.Sprintf("(%s, %s) > (%s, %s)", date, key, dateAt, keyAt)
+	default: // without a date comes last
+		behind = fmt.Sprintf("%[1]s > %[2]s OR (%[1]s = %[2]s AND %[3]s > %[4]s) OR (%[1]s IS NULL AND ($7::text IS NOT NULL OR %[3]s > %[4]s))",
+			date, dateAt, key, keyAt)
+	}
+	return parens("$8::text IS NULL OR " + behind)
 }
 
 // undeliveredByKeySQL reads the undelivered rows with the given keys.
@@ -111,17 +254,24 @@ func (t *eventTable) undeliveredByKeySQL() string {
 		" = ANY ($1::text[]::" + t.columns[t.Columns.ID].typ + "[]) AND " + t.pending() + " AND " + t.typed() + t.orderBy()
 }
 
-// orderBy is oldest first, when the table has a date.
+// orderBy is oldest first, when the table has a date. Looks that have pages need an order without ties.
 func (t *eventTable) orderBy() string {
-	if t.Columns.Date == "" {
+	var by []string
+	if t.Columns.Date != "" {
+		by = append(by, t.ref(t.Columns.Date))
+	}
+	if t.Mark.Kind == schema.MarkNone {
+		by = append(by, t.ref(t.Columns.ID))
+	}
+	if len(by) == 0 {
 		return ""
 	}
-	return " ORDER BY " + t.ref(t.Columns.Date)
+	return " ORDER BY " + strings.Join(by, ", ")
 }
 
 func (t *eventTable) undeliveredRowsSQL() string {
 	where := strings.Join([]string{
-		t.pending(), t.typed(), "NOT " + t.nameless(), t.recent(),
+		t.pending(), t.typed(), "NOT " + t.nameless(), t.recent(t.lookFrom), "$6::text IS NOT NULL", t.behind(),
 		parens(t.uuid(t.Columns.ID)) + " <> ALL ($4::text[]::uuid[])",
 	}, "\n      AND ")
 	typ := parens(t.text(t.Columns.Type))
@@ -192,7 +342,7 @@ func (t *eventTable) unidentifiableSQL() string {
 	if t.columns[t.Columns.ID].notNull && t.nameless() == t.ref(t.Columns.ID)+" IS NULL" {
 		return "SELECT 0 WHERE $1::bigint >= 0"
 	}
-	conditions := []string{t.typed(), t.nameless(), t.recent()}
+	conditions := []string{t.typed(), t.nameless(), t.recent(t.now)}
 	if t.Mark.Column != "" {
 		conditions = append(conditions, t.pending())
 	}

@@ -16,12 +16,26 @@ import (
 
 // syncHandlersSQL records who serves what. The generation counts changes of the
 // subscription, so that two versions of a program that take turns are noticed.
+//
+// A pause comes along when a handler is renamed: it is taken over from any alias, which is locked
+// so that an order to resume, which ends both, is not undone by a registration that began before it.
 const syncHandlersSQL = `
-INSERT INTO {handlers} AS h (name, aliases, types, generation, last_owner, last_seen, created_date)
-SELECT s.name, ARRAY(SELECT jsonb_array_elements_text(s.aliases::jsonb)), ARRAY(SELECT jsonb_array_elements_text(s.types::jsonb)),
-       1, $4::text, c.now, c.now
-FROM unnest($1::text[], $2::text[], $3::text[]) AS s (name, aliases, types)
-CROSS JOIN (SELECT {now} AS now) AS c
+WITH served AS MATERIALIZED (
+    SELECT s.name, ARRAY(SELECT jsonb_array_elements_text(s.aliases::jsonb)) AS aliases,
+           ARRAY(SELECT jsonb_array_elements_text(s.types::jsonb)) AS types
+    FROM unnest($1::text[], $2::text[], $3::text[]) AS s (name, aliases, types)
+), former AS MATERIALIZED (
+    SELECT f.name, f.paused_by, f.pause_reason, f.paused_date
+    FROM {handlers} AS f
+    WHERE f.paused_date IS NOT NULL AND f.name IN (SELECT unnest(s.aliases) FROM served AS s)
+    ORDER BY f.name
+    FOR SHARE
+)
+INSERT INTO {handlers} AS h (name, aliases, types, generation, last_owner, last_seen, created_date, paused_by, pause_reason, paused_date)
+SELECT s.name, s.aliases, s.types, 1, $4::text, c.now, c.now, p.paused_by, p.pause_reason, p.paused_date
+FROM served AS s
+LEFT JOIN LATERAL (SELECT f.* FROM former AS f WHERE f.name = ANY (s.aliases) ORDER BY f.paused_date, f.name LIMIT 1) AS p ON true
+CROSS JOIN (SELECT {now} AS now FROM (SELECT count(*) FROM former) AS after_former) AS c
 ORDER BY s.name
 ON CONFLICT (name) DO UPDATE SET
     generation = h.generation
@@ -29,13 +43,39 @@ ON CONFLICT (name) DO UPDATE SET
     aliases = EXCLUDED.aliases,
     types = EXCLUDED.types,
     last_owner = EXCLUDED.last_owner,
-    last_seen = EXCLUDED.last_seen
+    last_seen = EXCLUDED.last_seen,
+    paused_by = CASE WHEN h.paused_date IS NULL THEN EXCLUDED.paused_by ELSE h.paused_by END,
+    pause_reason = CASE WHEN h.paused_date IS NULL THEN EXCLUDED.pause_reason ELSE h.pause_reason END,
+    paused_date = COALESCE(h.paused_date, EXCLUDED.paused_date)
 RETURNING h.name, COALESCE(h.paused_by, ''), COALESCE(h.pause_reason, ''), h.paused_date`
 
+// othersSQL lists the handlers that somebody else has served within $2.
+const othersSQL = `
+SELECT h.name, h.aliases, h.types FROM {handlers} AS h
+WHERE h.last_owner <> $1::text AND h.last_seen > {now} - $2::bigint * interval '1 microsecond'
+ORDER BY h.name`
+
 // SyncHandlers implements pipeline.RegistryStore.
-func (s *Store) SyncHandlers(
-	ctx context.Context, owner string, handlers []delivery.Handler,
-) (map[string]delivery.Pause, error) {
+func (s *Store) SyncHandlers(ctx context.Context, owner string, handlers []delivery.Handler) (delivery.Registry, error) {
+	paused, err := s.register(ctx, owner, handlers)
+	if err != nil {
+		return delivery.Registry{}, fmt.Errorf("record the handlers of this process: %w", err)
+	}
+	rows, err := s.query(ctx, s.sql.others, clean(owner), micros(delivery.HandlerLive))
+	if err != nil {
+		return delivery.Registry{}, fmt.Errorf("look for the handlers of others: %w", err)
+	}
+	others, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h delivery.Handler, err error) {
+		err = row.Scan(&h.Name, &h.Aliases, &h.Types)
+		return h, err
+	})
+	if err != nil {
+		return delivery.Registry{}, fmt.Errorf("look for the handlers of others: %w", err)
+	}
+	return delivery.Registry{Paused: paused, Others: others}, nil
+}
+
+func (s *Store) register(ctx context.Context, owner string, handlers []delivery.Handler) (paused map[string]delivery.Pause, err error) {
 	sorted := slices.Clone(handlers)
 	slices.SortFunc(sorted, func(a, b delivery.Handler) int { return strings.Compare(a.Name, b.Name) })
 	var names, aliases, types []string
@@ -44,8 +84,7 @@ func (s *Store) SyncHandlers(
 		aliases = append(aliases, jsonList(h.Aliases))
 		types = append(types, jsonList(h.Types))
 	}
-	var paused map[string]delivery.Pause
-	err := again(ctx, func() error {
+	err = again(ctx, func() error {
 		paused = map[string]delivery.Pause{}
 		rows, err := s.query(ctx, s.sql.syncHandlers, nonNil(names), nonNil(aliases), nonNil(types), clean(owner))
 		if err != nil {
@@ -63,10 +102,7 @@ func (s *Store) SyncHandlers(
 		})
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("record the handlers of this process: %w", err)
-	}
-	return paused, nil
+	return paused, err
 }
 
 // jsonList is how a list of lists travels: arrays of PostgreSQL must be rectangular.
@@ -170,6 +206,37 @@ func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
 		})
 	if err != nil {
 		return n, fmt.Errorf("unblock deliveries: %w", err)
+	}
+	return n, nil
+}
+
+// farSQL finds leases that end later than any real one could.
+const farSQL = `
+SELECT d.id::text FROM {deliveries} AS d
+WHERE d.state IN ('PENDING', 'FAILED') AND d.next_retry_at > {now} + $1::bigint * interval '1 microsecond'
+  AND d.lease_until > {now} + $1::bigint * interval '1 microsecond' AND d.id <> ALL ($2::text[]::uuid[])
+LIMIT $3::bigint`
+
+const shortenSQL = `
+UPDATE {deliveries} AS d SET
+    lease_until = c.now + $2::bigint * interval '1 microsecond', next_retry_at = c.now + $2::bigint * interval '1 microsecond',
+    updated_date = c.now
+FROM unnest($1::text[]) AS o (id)
+CROSS JOIN (SELECT {now} AS now) AS c
+WHERE d.id = o.id::uuid AND {open} AND d.lease_until > c.now + $2::bigint * interval '1 microsecond'`
+
+// ShortenLeases implements pipeline.RegistryStore.
+func (s *Store) ShortenLeases(ctx context.Context, longest time.Duration) (int, error) {
+	n, err := s.step(ctx,
+		func(refused []string) ([]string, error) {
+			return s.ids(ctx, s.sql.far, micros(longest), refused, stepSize)
+		},
+		func(ids []string) (int64, error) {
+			tag, err := s.changeOnly(ctx, s.sql.shorten, ids, micros(longest))
+			return tag.RowsAffected(), err
+		})
+	if err != nil {
+		return n, fmt.Errorf("shorten leases: %w", err)
 	}
 	return n, nil
 }

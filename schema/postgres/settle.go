@@ -48,6 +48,7 @@ WITH outcome AS MATERIALIZED (
         lease_token = NULL,
         lease_until = NULL,
         lease_owner = NULL,
+        lost_claims = NULL,
         reason = CASE o.verdict
             WHEN 0 THEN NULL
             WHEN 1 THEN CASE WHEN {expired} THEN 'age' WHEN {exhausted} THEN 'attempts' ELSE o.reason END

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 )
@@ -24,12 +25,15 @@ func (s *Store) RecordGap(ctx context.Context, source string, gap cdc.Gap) error
 	return nil
 }
 
-const closeGapsSQL = `UPDATE {gaps} SET closed_date = {now} WHERE source = $1::text AND closed_date IS NULL`
+const closeGapsSQL = `
+UPDATE {gaps} AS g SET closed_date = c.now
+FROM (SELECT {now} AS now) AS c
+WHERE g.source = $1::text AND g.closed_date IS NULL AND (g.detected_date <= $2::text::timestamp OR g.detected_date > c.now)`
 
 // CloseGaps implements pipeline.GapStore.
-func (s *Store) CloseGaps(ctx context.Context, source string) error {
+func (s *Store) CloseGaps(ctx context.Context, source string, at time.Time) error {
 	if err := again(ctx, func() error {
-		_, err := s.exec(ctx, s.sql.closeGaps, clean(source))
+		_, err := s.exec(ctx, s.sql.closeGaps, clean(source), timestampText(at))
 		return err
 	}); err != nil {
 		return fmt.Errorf("close gaps of source %s: %w", source, err)
@@ -37,13 +41,37 @@ func (s *Store) CloseGaps(ctx context.Context, source string) error {
 	return nil
 }
 
+// lookedSQL: the row may not be there yet; whoever reports the source's status fills it in.
+const lookedSQL = `
+INSERT INTO {sources} AS s (name, owner, mode, detail, position, updated_date, looked_date)
+SELECT $1::text, '', '', '', '', c.now, $2::text::timestamp FROM (SELECT {now} AS now) AS c
+ON CONFLICT (name) DO UPDATE SET
+    looked_date = CASE WHEN s.looked_date > EXCLUDED.updated_date THEN EXCLUDED.looked_date
+                       ELSE GREATEST(s.looked_date, EXCLUDED.looked_date) END`
+
+// Looked implements pipeline.PollStore.
+func (s *Store) Looked(ctx context.Context, source string, at time.Time) error {
+	if err := again(ctx, func() error {
+		_, err := s.exec(ctx, s.sql.looked, clean(source), timestampText(at))
+		return err
+	}); err != nil {
+		return fmt.Errorf("record the look of source %s: %w", source, err)
+	}
+	return nil
+}
+
+// lookFromSQL is where a look of the source $6 that is bounded begins to count back.
+const lookFromSQL = `LEAST({now},
+           (SELECT o.looked_date FROM {sources} AS o WHERE o.name = $6::text),
+           (SELECT min(g.detected_date) FROM {gaps} AS g WHERE g.source = $6::text AND g.closed_date IS NULL))`
+
 const recordSourceSQL = `
 INSERT INTO {sources} AS s (name, owner, mode, detail, position, updated_date)
 VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, {now})
 ON CONFLICT (name) DO UPDATE SET
     owner = EXCLUDED.owner, mode = EXCLUDED.mode, detail = EXCLUDED.detail, position = EXCLUDED.position,
     updated_date = EXCLUDED.updated_date
-WHERE $6::boolean OR s.owner = EXCLUDED.owner`
+WHERE $6::boolean OR s.owner IN (EXCLUDED.owner, '')`
 
 // RecordSource stores what a source is doing, so that it can be seen from outside the process. A
 // process that only stands by does not overwrite what the one that reads has to say.

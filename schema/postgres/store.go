@@ -91,8 +91,11 @@ type statements struct {
 	unlease                                     string
 	claim, candidates, nextDue                  string
 	settle, renew                               string
-	syncHandlers, orphans, block, stuck, revive string
-	recordGap, closeGaps, recordSource          string
+	syncHandlers, others                        string
+	orphans, block, stuck, revive, far, shorten string
+	recordGap, closeGaps, recordSource, looked  string
+	// lookFrom is a part of the statements about the event table.
+	lookFrom string
 }
 
 func render(schemaName, now string) statements {
@@ -117,7 +120,12 @@ func render(schemaName, now string) statements {
 		settle:       x.Replace(parts.Replace(settleSQL)),
 		renew:        x.Replace(renewSQL),
 		syncHandlers: x.Replace(syncHandlersSQL),
+		others:       x.Replace(othersSQL),
 		orphans:      x.Replace(orphansSQL),
+		far:          x.Replace(farSQL),
+		shorten:      x.Replace(shortenSQL),
+		looked:       x.Replace(lookedSQL),
+		lookFrom:     x.Replace(lookFromSQL),
 		block:        x.Replace(blockSQL),
 		stuck:        x.Replace(stuckSQL),
 		revive:       x.Replace(reviveSQL),

@@ -360,11 +360,11 @@ func TestMarkLate_WaitsForNoLock(t *testing.T) {
 		defer cancel()
 		s.late.tried = time.Time{}
 		found, err := s.Undelivered(ctx, delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 9, Skip: []string{late.ID}})
-		if err != nil || len(found) != 1 || found[0].Key != "2" {
+		if err != nil || len(found.Events) != 1 || found.Events[0].Key != "2" {
 			t.Fatalf("found %v, %v", found, err)
 		}
 		s.late.tried = time.Time{}
-		if result := fanOut(t, s, found, true); result.Fresh != 1 {
+		if result := fanOut(t, s, found.Events, true); result.Fresh != 1 {
 			t.Errorf("got %+v", result)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {

@@ -30,11 +30,11 @@ func outbox(key string) layout {
 
 func undelivered(t *testing.T, s *Store) []event.Event {
 	t.Helper()
-	events, err := s.Undelivered(t.Context(), delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 1000})
+	found, err := s.Undelivered(t.Context(), delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return events
+	return found.Events
 }
 
 func fanOut(t *testing.T, s *Store, events []event.Event, fromLog bool) delivery.FanOutResult {
@@ -77,7 +77,7 @@ func TestDerivedKeys(t *testing.T) {
 		}
 		// Skipping works by event id.
 		skipped, err := s.Undelivered(t.Context(), delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 9, Skip: []string{left[0].ID}})
-		if err != nil || len(skipped) != 1 || skipped[0].ID != left[1].ID {
+		if err != nil || len(skipped.Events) != 1 || skipped.Events[0].ID != left[1].ID {
 			t.Errorf("got %v, %v", skipped, err)
 		}
 		db.Exec(`DELETE FROM public.outbox WHERE id = 5`)

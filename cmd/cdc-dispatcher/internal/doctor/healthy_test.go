@@ -180,10 +180,12 @@ func TestDoctor_PrintedGrantsSuffice(t *testing.T) {
 		must("check", store.CheckSchema(ctx))
 		_, err = store.SyncHandlers(ctx, "x", []delivery.Handler{{Name: "h", Types: []string{"*"}}})
 		must("sync handlers", err)
-		events, err := store.Undelivered(ctx, delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 10})
-		if err != nil || len(events) != 1 {
-			t.Fatalf("undelivered = %d, %v", len(events), err)
+		found, err := store.Undelivered(ctx, delivery.Undelivered{Types: delivery.Match{All: true}, Limit: 10})
+		if err != nil || len(found.Events) != 1 {
+			t.Fatalf("undelivered = %d, %v", len(found.Events), err)
 		}
+		events := found.Events
+		must("looked", store.Looked(ctx, "main", found.At))
 		lease := delivery.Lease{Token: uuid.New(), Owner: "x", For: time.Minute}
 		target := func(lease bool) []delivery.Target {
 			return []delivery.Target{{ID: uuid.Must(uuid.NewV7()), Handler: "h", Lease: lease}}
@@ -212,7 +214,9 @@ func TestDoctor_PrintedGrantsSuffice(t *testing.T) {
 		_, err = store.Unblock(ctx, []string{"h"})
 		must("unblock", err)
 		must("gap", store.RecordGap(ctx, "main", cdc.Gap{Reason: "slot_lost"}))
-		must("gaps", store.CloseGaps(ctx, "main"))
+		must("gaps", store.CloseGaps(ctx, "main", time.Now()))
+		_, err = store.ShortenLeases(ctx, time.Hour)
+		must("shorten leases", err)
 		must("source", store.RecordSource(ctx, "main", "x", cdc.Status{Mode: cdc.ModeStreaming}))
 
 		orders := postgres.NewAdmin(store, admin.Config{})
