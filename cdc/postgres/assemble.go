@@ -23,8 +23,10 @@ type assembler struct {
 	names map[Table]struct{}
 	roots map[uint32]Table
 	// relations has an entry for each table the stream described; nil marks one
-	// that nobody registered.
+	// that nobody registered. lost says why for one of these that may have been part of a
+	// registered one.
 	relations map[uint32]*cdc.Relation
+	lost      map[uint32]string
 
 	open       bool
 	xid        uint32 // of the open transaction
@@ -32,18 +34,33 @@ type assembler struct {
 	records    []cdc.Record
 	bytes      int
 	inParts    bool   // a part of the open transaction has left
-	damage     string // why a row of the open transaction could not be read
+	damage     damage // of the open transaction
+	sweep      string // why the poller should look, after the open transaction
 	foreign    int64  // rows of tables that nobody registered
 }
 
-// finished is what a commit leads to. Nothing is handed over when none is set.
+// damage is what a transaction has that cannot be handed over.
+type damage struct {
+	rows           int
+	reason, detail string // of the first
+	unreadable     bool   // there are rows that cannot be read
+}
+
+// gap is the gap that the damage leaves at the transaction's end.
+func (d damage) gap(at cdc.Position) *cdc.Gap {
+	detail := d.detail
+	if d.rows > 1 {
+		detail = fmt.Sprintf("%s, and %d more rows of its transaction", detail, d.rows-1)
+	}
+	return &cdc.Gap{Reason: d.reason, Detail: detail, From: at, To: at}
+}
+
+// finished is what a commit leads to: transactions that the consumer must make
+// durable, in this order. Only the last has the position, so that nothing of the commit
+// is confirmed before all of it is on record, a gap too.
 type finished struct {
 	end resumePoint
-	// handOver says that tx has something the consumer must make durable.
-	handOver bool
-	tx       cdc.Transaction
-	// damage, when not empty, says why a row of the transaction is not in it.
-	damage string
+	txs []cdc.Transaction
 }
 
 var (
@@ -61,6 +78,7 @@ func newAssembler(tables []Table, roots map[uint32]Table, epoch uint64, maxRecor
 		names:      make(map[Table]struct{}, len(tables)),
 		roots:      roots,
 		relations:  map[uint32]*cdc.Relation{},
+		lost:       map[uint32]string{},
 	}
 	for _, t := range tables {
 		a.names[t] = struct{}{}
@@ -89,6 +107,7 @@ func (a *assembler) relation(m relationMessage) (known bool) {
 
 // resolve says which registered table the described one belongs to, or none.
 func (a *assembler) resolve(m relationMessage, root Table, registered bool) {
+	delete(a.lost, m.oid)
 	if !registered {
 		a.relations[m.oid] = nil
 		return
@@ -97,11 +116,21 @@ func (a *assembler) resolve(m relationMessage, root Table, registered bool) {
 	a.relations[m.oid] = &cdc.Relation{Schema: root.Schema, Table: root.Name, Columns: m.columns}
 }
 
+// lose says that the described table may have belonged to a registered one, and that
+// nobody can tell: a transaction with rows of it leaves a gap.
+func (a *assembler) lose(m relationMessage, why string) {
+	a.relations[m.oid] = nil
+	a.lost[m.oid] = fmt.Sprintf("rows of table %s, %s, were left out", m.table, why)
+}
+
+// askForSweep: the poller should look, after the open transaction.
+func (a *assembler) askForSweep(why string) { a.sweep = why }
+
 func (a *assembler) begin(m beginMessage) error {
 	if a.open {
 		return errNested
 	}
-	a.open, a.inParts, a.damage = true, false, ""
+	a.open, a.inParts, a.damage, a.sweep = true, false, damage{}, ""
 	a.commitTime, a.xid = m.commitTime, m.xid
 	return nil
 }
@@ -115,6 +144,10 @@ func (a *assembler) insert(m insertMessage) (part cdc.Transaction, full bool, er
 	relation, described := a.relations[m.oid]
 	if !described {
 		return part, false, fmt.Errorf("%w (OID %d)", errNoRelation, m.oid)
+	}
+	if why := a.lost[m.oid]; why != "" {
+		a.giveUp(gapTableGone, why)
+		return part, false, nil
 	}
 	if relation == nil {
 		a.foreign++
@@ -133,8 +166,13 @@ func (a *assembler) insert(m insertMessage) (part cdc.Transaction, full bool, er
 	return part, full, nil
 }
 
-// giveUp leaves out a row that cannot be read; the commit will say so.
-func (a *assembler) giveUp(why string) { a.damage = why }
+// giveUp leaves out a row that cannot be handed over; the commit will say so.
+func (a *assembler) giveUp(reason, detail string) {
+	a.damage.unreadable = a.damage.unreadable || reason == gapDecode
+	if a.damage.rows++; a.damage.rows == 1 {
+		a.damage.reason, a.damage.detail = reason, detail
+	}
+}
 
 func (a *assembler) commit(m commitMessage) (finished, error) {
 	if !a.open {
@@ -143,14 +181,18 @@ func (a *assembler) commit(m commitMessage) (finished, error) {
 	if m.end == 0 {
 		return finished{}, errEmptyCommit
 	}
-	f := finished{end: m.end, damage: a.damage}
-	if len(a.records) > 0 || a.inParts {
-		f.handOver = true
-		f.tx = cdc.Transaction{
-			Records:    a.records,
-			Position:   mark{a.epoch, m.end}.position(),
-			CommitTime: m.commitTime,
-		}
+	f := finished{end: m.end}
+	at := mark{a.epoch, m.end}.position()
+	rows := cdc.Transaction{Records: a.records, Position: at, CommitTime: m.commitTime, Sweep: a.sweep}
+	damaged := a.damage.rows > 0
+	if damaged {
+		rows.Partial, rows.Position = true, ""
+	}
+	if len(a.records) > 0 || a.inParts && !damaged || a.sweep != "" {
+		f.txs = append(f.txs, rows)
+	}
+	if damaged {
+		f.txs = append(f.txs, cdc.Transaction{Gap: a.damage.gap(at), Position: at, CommitTime: m.commitTime})
 	}
 	a.open, a.records, a.bytes = false, nil, 0
 	return f, nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -73,10 +74,10 @@ func TestAssembleOneTransaction(t *testing.T) {
 	mustInsert(t, a, row(1, "a"))
 	mustInsert(t, a, row(1, "b"))
 	f := mustCommit(t, a, 0x540)
-	if !f.handOver || f.tx.Position != "0/540" || f.tx.Partial {
-		t.Errorf("transaction %+v", f.tx)
+	if len(f.txs) != 1 || f.txs[0].Position != "0/540" || f.txs[0].Partial {
+		t.Fatalf("transactions %+v", f.txs)
 	}
-	if diff := cmp.Diff([]string{"a", "b"}, ids(f.tx.Records)); diff != "" {
+	if diff := cmp.Diff([]string{"a", "b"}, ids(f.txs[0].Records)); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -90,7 +91,7 @@ func TestAssembleNothingOfOurs(t *testing.T) {
 	a.resolve(relationMessage{oid: 2}, Table{}, false)
 	mustInsert(t, a, row(2, "x", "y", "not even parsed"))
 	f := mustCommit(t, a, 0x540)
-	if f.handOver || f.end != 0x540 || a.foreign != 1 {
+	if len(f.txs) != 0 || f.end != 0x540 || a.foreign != 1 {
 		t.Errorf("%+v, %d foreign rows", f, a.foreign)
 	}
 }
@@ -109,7 +110,7 @@ func TestB7_RowsOfOneStatementShareOnePosition(t *testing.T) {
 			parts = append(parts, part)
 		}
 	}
-	parts = append(parts, mustCommit(t, a, 0x540).tx)
+	parts = append(parts, mustCommit(t, a, 0x540).txs...)
 	var got []string
 	for i, p := range parts {
 		got = append(got, ids(p.Records)...)
@@ -132,8 +133,8 @@ func TestPartsAreBoundedByBytes(t *testing.T) {
 	if err != nil || !full || len(part.Records) != 1 {
 		t.Fatalf("part %+v, full %v, %v", part, full, err)
 	}
-	if f := mustCommit(t, a, 9); len(f.tx.Records) != 1 {
-		t.Errorf("the last part has %d records", len(f.tx.Records))
+	if f := mustCommit(t, a, 9); len(f.txs) != 1 || len(f.txs[0].Records) != 1 {
+		t.Errorf("the last part: %+v", f.txs)
 	}
 }
 
@@ -145,10 +146,10 @@ func TestB34_ValuesAreMatchedByName(t *testing.T) {
 	describe(t, a, 1, events, cdc.Column{Name: "new"}, cdc.Column{Name: "payload"}, cdc.Column{Name: "id"})
 	mustInsert(t, a, row(1, "n", "p2", "2"))
 	f := mustCommit(t, a, 9)
-	if diff := cmp.Diff([]string{"1", "2"}, ids(f.tx.Records)); diff != "" {
+	if diff := cmp.Diff([]string{"1", "2"}, ids(f.txs[0].Records)); diff != "" {
 		t.Error(diff)
 	}
-	if f.tx.Records[0].Relation.Index("new") != -1 {
+	if f.txs[0].Records[0].Relation.Index("new") != -1 {
 		t.Error("the first row's relation changed under it")
 	}
 }
@@ -167,10 +168,10 @@ func TestB33_PartitionCountsAsItsRoot(t *testing.T) {
 	a.resolve(late, events, true)
 	mustInsert(t, a, row(51, "2"))
 	f := mustCommit(t, a, 9)
-	if diff := cmp.Diff([]string{"1", "2"}, ids(f.tx.Records)); diff != "" {
+	if diff := cmp.Diff([]string{"1", "2"}, ids(f.txs[0].Records)); diff != "" {
 		t.Error(diff)
 	}
-	for _, r := range f.tx.Records {
+	for _, r := range f.txs[0].Records {
 		if r.Relation.Name() != "public.events" {
 			t.Errorf("a row of %s", r.Relation.Name())
 		}
@@ -204,14 +205,71 @@ func TestAGivenUpRowIsReportedAtItsCommit(t *testing.T) {
 	if _, _, err := a.insert(row(1, "a", "one too many")); err == nil {
 		t.Fatal("a row with too many values was taken")
 	}
-	a.giveUp("too many values")
+	a.giveUp(gapDecode, "too many values")
 	mustInsert(t, a, row(1, "b"))
-	if f := mustCommit(t, a, 9); f.damage == "" || !f.handOver || len(f.tx.Records) != 1 {
-		t.Errorf("%+v", f)
+	rows, gap := rowsAndGap(t, mustCommit(t, a, 9))
+	if len(rows.Records) != 1 || gap.Reason != gapDecode || gap.Detail != "too many values" || gap.From != "0/9" || gap.To != "0/9" {
+		t.Errorf("rows %+v, gap %+v", rows, gap)
 	}
 	mustBegin(t, a)
-	if f := mustCommit(t, a, 10); f.damage != "" {
+	if f := mustCommit(t, a, 10); len(f.txs) != 0 {
 		t.Error("the damage stuck to the next transaction")
+	}
+}
+
+// rowsAndGap is a commit that left something out: its rows wait for the gap, which
+// alone has the position.
+func rowsAndGap(t *testing.T, f finished) (rows cdc.Transaction, gap *cdc.Gap) {
+	t.Helper()
+	if len(f.txs) != 2 || !f.txs[0].Partial || f.txs[0].Position != "" || f.txs[1].Partial || f.txs[1].Gap == nil ||
+		f.txs[1].Position != (mark{0, f.end}).position() || len(f.txs[1].Records) != 0 {
+		t.Fatalf("%+v, want the rows without a position, and then a gap with it", f.txs)
+	}
+	return f.txs[0], f.txs[1].Gap
+}
+
+func TestRowsOfALostTableAreAGap(t *testing.T) {
+	a := testAssembler(2, 1<<20)
+	mustBegin(t, a)
+	describe(t, a, 1, events, idColumn...)
+	lost := relationMessage{oid: 2, table: Table{"public", "events_2020"}, columns: idColumn}
+	a.lose(lost, "which no longer exists")
+	mustInsert(t, a, row(2, "x"))
+	mustInsert(t, a, row(1, "a"))
+	mustInsert(t, a, row(2, "y"))
+	rows, gap := rowsAndGap(t, mustCommit(t, a, 9))
+	if diff := cmp.Diff([]string{"a"}, ids(rows.Records)); diff != "" || gap.Reason != gapTableGone ||
+		!strings.Contains(gap.Detail, "public.events_2020, which no longer exists") || !strings.Contains(gap.Detail, "1 more row") {
+		t.Errorf("rows %s, gap %+v", diff, gap)
+	}
+	if a.foreign != 0 {
+		t.Error("rows that may be ours count as foreign")
+	}
+
+	// All rows but those left have gone ahead in parts.
+	mustBegin(t, a)
+	mustInsert(t, a, row(2, "x"))
+	if f := mustCommit(t, a, 10); len(f.txs) != 1 || f.txs[0].Gap == nil || f.txs[0].Position != "0/A" {
+		t.Errorf("a transaction of lost rows only: %+v", f.txs)
+	}
+	mustBegin(t, a)
+	a.resolve(lost, events, true) // described anew, and found
+	mustInsert(t, a, row(2, "z"))
+	if f := mustCommit(t, a, 11); len(f.txs) != 1 || f.txs[0].Gap != nil {
+		t.Errorf("the loss stuck to the table: %+v", f.txs)
+	}
+}
+
+func TestASweepIsAskedForWithTheTransaction(t *testing.T) {
+	a := testAssembler(10, 1<<20)
+	mustBegin(t, a)
+	a.askForSweep("why")
+	if f := mustCommit(t, a, 9); len(f.txs) != 1 || f.txs[0].Sweep != "why" || f.txs[0].Position != "0/9" || f.txs[0].Partial {
+		t.Errorf("%+v", f.txs)
+	}
+	mustBegin(t, a)
+	if f := mustCommit(t, a, 10); len(f.txs) != 0 {
+		t.Error("the next transaction asks again")
 	}
 }
 
@@ -246,21 +304,22 @@ func TestAssemblerKeepsEveryRow(t *testing.T) {
 			}
 			end += 8
 			f := mustCommit(t, a, end)
-			if f.handOver != (ours > 0) {
-				t.Fatalf("%d rows of ours, handed over: %v", ours, f.handOver)
+			if (len(f.txs) > 0) != (ours > 0) {
+				t.Fatalf("%d rows of ours, handed over: %v", ours, f.txs)
 			}
-			if !f.handOver {
+			if len(f.txs) == 0 {
 				continue
 			}
+			last := f.txs[0]
 			for _, p := range parts {
 				if !p.Partial || p.Position != "" || len(p.Records) == 0 {
 					t.Fatalf("part %+v", p)
 				}
 			}
-			if f.tx.Partial || f.tx.Position != (mark{0, end}).position() || len(f.tx.Records) == 0 {
-				t.Fatalf("last part %+v", f.tx)
+			if last.Partial || last.Position != (mark{0, end}).position() || len(last.Records) == 0 {
+				t.Fatalf("last part %+v", last)
 			}
-			for _, p := range append(parts, f.tx) {
+			for _, p := range append(parts, last) {
 				if len(p.Records) > maxRecords {
 					t.Fatalf("%d records in a part of at most %d", len(p.Records), maxRecords)
 				}

@@ -43,10 +43,6 @@ type Config struct {
 	// Failover asks, when the slot is created on PostgreSQL 17 or later, that it be
 	// synchronised to standbys. Ignored on older servers.
 	Failover bool
-	// NoViaRoot makes a created publication announce the rows of partitions under
-	// the partition's own name. The rows are the same either way; via root is
-	// cheaper to read.
-	NoViaRoot bool
 
 	// StandbyPoll is how often a standby looks whether the slot is free. Default 1 s.
 	StandbyPoll time.Duration

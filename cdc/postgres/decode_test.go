@@ -194,7 +194,9 @@ func TestFuzzSeedsDecode(t *testing.T) {
 	var rows int
 	for _, s := range seeds() {
 		if f := feed(t, a, s); f != nil {
-			rows += len(f.tx.Records)
+			for _, tx := range f.txs {
+				rows += len(tx.Records)
+			}
 		}
 	}
 	if rows != 2 {
@@ -247,7 +249,9 @@ func FuzzStream(f *testing.F) {
 		for len(data) >= 2 {
 			n := min(int(binary.BigEndian.Uint16(data)), len(data)-2)
 			if done := feed(t, a, data[2:2+n]); done != nil {
-				wellFormed(t, done.tx)
+				for _, tx := range done.txs {
+					wellFormed(t, tx)
+				}
 			}
 			data = data[2+n:]
 		}

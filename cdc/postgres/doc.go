@@ -41,20 +41,27 @@
 //	slot invalidated                   new slot, gap slot_lost
 //	publication missing in the log     new slot, gap publication_missing
 //	table missing in the publication   added, gap publication_table
+//	partitions under their own names   publication set to via root, gap publication_table
+//	row of a table that is gone, or no more below a
+//	registered one                     left out, gap table_gone
 //	slot moved by somebody             stream from there, gap slot_moved
-//	other server or timeline           new epoch, gap server_changed
+//	other server or timeline, or a log
+//	that ends before where it was      new epoch, gap server_changed
 //	row that cannot be decoded         one more try, then gap decode, stream goes on
+//	unknown table, nobody answers      a registered table with partitions or children:
+//	                                   new connection; else not ours, the poller looks
 //	anything that needs a person       Run returns a permanent error with the statement
 //
 // A gap is handed over in the stream, before anything that follows it, and
-// nothing after it is confirmed until it is acknowledged. Slots and publications are
+// nothing after it is confirmed until it is acknowledged. A gap inside a commit has the
+// commit's position; the rows of that commit go before it without one. Slots and publications are
 // created, changed and replaced only when Config.Create allows it, and never dropped on
 // exit; [Drop] is the explicit way.
 //
 // # Positions
 //
 // A position is a commit's end as the server prints it, such as "0/16B3748".
-// After the server's history changed (another system, another timeline) positions
+// After the server's history changed (another system, another timeline, a restored copy) positions
 // carry the number of the epoch, such as "0/16B3748#1", so that a late
 // acknowledgement from before cannot confirm anything after.
 package postgres

@@ -43,6 +43,7 @@ const (
 	gapPublicationTable = "publication_table"
 	gapServerChanged    = "server_changed"
 	gapDecode           = "decode"
+	gapTableGone        = "table_gone"
 )
 
 // SQLSTATEs that mean something here. Errors are told apart by these and by
@@ -76,6 +77,7 @@ var (
 	errServerStopping = errors.New("the server is shutting down")
 	errStalled        = errors.New("nothing was received for too long")
 	errRecheck        = errors.New("the publication or a table changed")
+	errUnanswered     = errors.New("the side connection does not answer")
 	errPublication    = errors.New("the publication does not exist at this place in the log")
 )
 

@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 )
 
 // tableState is a registered table as the catalog has it.
@@ -24,7 +22,11 @@ type tableState struct {
 	underRoot string
 	filtered  bool // the publication has a row filter on it
 	columns   bool // the publication has a column list for it
+	children  bool // it has partitions or inheritance children, or once had some
 }
+
+// alone says that no other table can hold rows of this one.
+func (t tableState) alone() bool { return t.kind == 'r' && !t.children }
 
 // publicationState is the publication as the catalog has it.
 type publicationState struct {
@@ -45,6 +47,29 @@ func (p publicationState) missing() []Table {
 	}
 	return tables
 }
+
+// unrooted lists the registered tables whose rows are announced under the names of
+// partitions: of a partition that is gone when its rows are read, nobody can tell
+// any more whose it was (B33).
+func (p publicationState) unrooted() []Table {
+	var tables []Table
+	for _, t := range p.tables {
+		if t.kind == 'p' && !p.viaRoot {
+			tables = append(tables, t.table)
+		}
+	}
+	return tables
+}
+
+// missed says what the log may lack because the publication was as it was.
+func (p publicationState) missed(name string) string {
+	if len(p.missing()) > 0 || !p.insert {
+		return fmt.Sprintf(notCarried, name)
+	}
+	return fmt.Sprintf("publication %q announced rows under the names of partitions for a while, so rows of partitions that are gone were not recognised", name)
+}
+
+const notCarried = "publication %q did not carry the event table for a while, so the log has no rows of that time"
 
 // drift lists what differs from what this package would have created and can be
 // lived with.
@@ -81,8 +106,8 @@ func (c *session) inspectPublication(ctx context.Context, name string, tables []
 		return p, fmt.Errorf("read the tables of publication %q: %w", name, err)
 	}
 	for _, row := range rows {
-		if len(row) != 9 {
-			return p, fmt.Errorf("the server answered with %d columns, want 9", len(row))
+		if len(row) != 10 {
+			return p, fmt.Errorf("the server answered with %d columns, want 10", len(row))
 		}
 		oid, err := strconv.ParseUint(row[2], 10, 32)
 		if err != nil {
@@ -96,6 +121,7 @@ func (c *session) inspectPublication(ctx context.Context, name string, tables []
 			underRoot: row[6],
 			filtered:  row[7] == "t",
 			columns:   row[8] == "t",
+			children:  row[9] == "t",
 		}
 		if row[3] != "" {
 			t.kind = row[3][0]
@@ -116,7 +142,7 @@ SELECT w.nspname, w.relname, coalesce(c.oid, 0), coalesce(c.relkind::text, ''), 
        coalesce(p.puballtables OR own.prrelid IS NOT NULL OR up.name IS NOT NULL OR EXISTS (
            SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace), false),
        coalesce(CASE WHEN p.pubviaroot THEN up.name END, ''),
-       own.prqual IS NOT NULL, own.prattrs IS NOT NULL
+       own.prqual IS NOT NULL, own.prattrs IS NOT NULL, coalesce(c.relhassubclass, false)
 FROM (VALUES ` + strings.Join(values, ", ") + `) w(nspname, relname)
 LEFT JOIN pg_namespace n ON n.nspname = w.nspname
 LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
@@ -162,14 +188,14 @@ func (s *Source) ensurePublication(ctx context.Context, c *session, slotExists b
 		case err == nil:
 			s.log.Info("changed the publication", slog.String("publication", s.cfg.Publication), slog.String("because", why.Error()))
 			if slotExists && p.exists {
-				s.memory.tableAdded = true
+				s.memory.mended = p.missed(s.cfg.Publication)
 			} else if slotExists {
 				s.memory.broken = gapPublication
 			}
 		case state == stateDuplicateObject, state == stateUniqueViolation:
 		case state == statePrivilege:
 			return p, permanent(reasonPrivilege, fmt.Errorf("%w, and this role may not do it: %w", why, err),
-				"as the owner of the tables: "+statement)
+				"as the owner of the publication and of the tables: "+statement)
 		default:
 			return p, fmt.Errorf("%s: %w", statement, err)
 		}
@@ -211,16 +237,19 @@ func (s *Source) fits(p publicationState, tables []tableState) bool {
 // it is needed; "" when it fits.
 func (c Config) publicationFix(p publicationState) (statement string, why error) {
 	name := quoteIdent(c.Publication)
-	switch missing := p.missing(); {
+	switch missing, unrooted := p.missing(), p.unrooted(); {
 	case !p.exists:
-		return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = %t)",
-			name, quotedList(c.Tables), !c.NoViaRoot), fmt.Errorf("publication %q does not exist", c.Publication)
+		return fmt.Sprintf("CREATE PUBLICATION %s FOR TABLE %s WITH (publish = 'insert', publish_via_partition_root = true)",
+			name, quotedList(c.Tables)), fmt.Errorf("publication %q does not exist", c.Publication)
 	case !p.insert:
 		return fmt.Sprintf("ALTER PUBLICATION %s SET (publish = 'insert')", name),
 			fmt.Errorf("publication %q does not publish inserts", c.Publication)
 	case len(missing) > 0:
 		return fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", name, quotedList(missing)),
 			fmt.Errorf("publication %q lacks %s", c.Publication, quotedList(missing))
+	case len(unrooted) > 0:
+		return fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", name),
+			fmt.Errorf("publication %q announces the rows of %s under the names of its partitions", c.Publication, quotedList(unrooted))
 	}
 	return "", nil
 }
@@ -291,30 +320,60 @@ func (c *session) awaitVisible(ctx context.Context, xid uint32) error {
 // visiblePoll is how often a transaction that is just ending is looked at.
 const visiblePoll = 10 * time.Millisecond
 
-// rootOf finds the registered table that the table with this OID is now a
-// partition or an inheritance child of. gone says that there is no such table.
-func (c *session) rootOf(ctx context.Context, oid uint32, tables []Table) (root Table, found, gone bool, err error) {
-	rows, err := c.query(ctx, fmt.Sprintf(`
-WITH RECURSIVE up(oid, level) AS (
-    SELECT %d::oid, 0 UNION SELECT i.inhparent, up.level + 1 FROM pg_inherits i JOIN up ON i.inhrelid = up.oid)
-SELECT n.nspname, c.relname FROM up JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
-ORDER BY up.level`, oid))
-	if err != nil {
-		return Table{}, false, false, fmt.Errorf("look up table %d: %w", oid, err)
-	}
-	for _, row := range rows {
-		if t := (Table{Schema: row[0], Name: row[1]}); slices.Contains(tables, t) {
-			return t, true, false, nil
-		}
-	}
-	return Table{}, false, len(rows) == 0, nil
+// whereabouts is what the catalog knows of a table of the log.
+type whereabouts struct {
+	// root is the registered table that it belongs to, when found.
+	root  Table
+	found bool
+	// lost says why its rows may have been those of a registered table and nobody can
+	// tell; empty when it is found, or is surely somebody else's.
+	lost string
 }
 
-// publicationGap is the gap that a changed publication leaves behind.
-func publicationGap(reason, publication string, from cdc.Position) *cdc.Gap {
-	return &cdc.Gap{
-		Reason: reason,
-		From:   from,
-		Detail: fmt.Sprintf("publication %q did not carry the event table for a while, so the log has no rows of that time", publication),
+// rootOf finds the registered table that the table with this OID is now a
+// partition or an inheritance child of.
+//
+// The log brings rows of tables that are published, and of their partitions. A table
+// that is neither now was one of these when its rows were written. Unless
+// no registered table ever had other tables below it, it may have been below one.
+func (c *session) rootOf(ctx context.Context, oid uint32, publication string, tables []Table) (whereabouts, error) {
+	rows, err := c.query(ctx, fmt.Sprintf(`
+WITH RECURSIVE up(oid, level) AS (
+    SELECT %[1]d::oid, 0 UNION SELECT i.inhparent, up.level + 1 FROM pg_inherits i JOIN up ON i.inhrelid = up.oid)
+SELECT n.nspname, c.relname, p.oid IS NOT NULL AND (p.puballtables
+           OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
+           OR EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace))
+FROM up JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_publication p ON p.pubname = %[2]s
+ORDER BY up.level`, oid, quoteLiteral(publication)))
+	if err != nil {
+		return whereabouts{}, fmt.Errorf("look up table %d: %w", oid, err)
 	}
+	published := false
+	for _, row := range rows {
+		if t := (Table{Schema: row[0], Name: row[1]}); slices.Contains(tables, t) {
+			return whereabouts{root: t, found: true}, nil
+		}
+		published = published || row[2] == "t"
+	}
+	if published {
+		return whereabouts{}, nil
+	}
+	// Asked only now, so that a table that came below one of ours since then counts.
+	p, err := c.inspectPublication(ctx, publication, tables)
+	if err != nil {
+		return whereabouts{}, err
+	}
+	switch {
+	case allAlone(p.tables):
+		return whereabouts{}, nil
+	case len(rows) == 0:
+		return whereabouts{lost: "which no longer exists"}, nil
+	}
+	return whereabouts{lost: "which is not below a registered table any more"}, nil
+}
+
+// allAlone says that rows of registered tables come under the tables' own names only.
+func allAlone(tables []tableState) bool {
+	return !slices.ContainsFunc(tables, func(t tableState) bool { return !t.alone() })
 }

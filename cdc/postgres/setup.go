@@ -21,6 +21,7 @@ type server struct {
 	version       int
 	database      string
 	identity      identity
+	end           resumePoint   // of the log that is on disk
 	senderTimeout time.Duration // wal_sender_timeout; 0 means none
 }
 
@@ -46,7 +47,7 @@ func (s *Source) prepare(ctx context.Context, c *session) (anchor, error) {
 	if a.server, err = c.inspectServer(ctx); err != nil {
 		return a, err
 	}
-	s.meet(a.server.identity)
+	s.meet(a.server.identity, a.server.end)
 	for {
 		slot, err := s.awaitFreeSlot(ctx, c)
 		if err != nil {
@@ -109,26 +110,33 @@ func (c *session) inspectServer(ctx context.Context) (server, error) {
 		version:       version,
 		database:      row[2],
 		identity:      identity{system: system.SystemID, timeline: system.Timeline},
+		end:           resumePoint(system.XLogPos),
 		senderTimeout: time.Duration(timeout) * time.Millisecond,
 	}, nil
 }
 
-// meet compares the server with the last one. When it is another, or on another
-// timeline, what is remembered of positions counts no more: a new epoch begins.
-func (s *Source) meet(now identity) {
-	last := s.memory.identity
-	if last == now {
-		return
-	}
-	s.memory.identity = now
-	if (last == identity{}) {
-		return
-	}
+// meet compares the server with the last one. When it is another, on another
+// timeline, or its log ends before a place that was on its disk already, what is remembered of
+// positions counts no more: a new epoch begins.
+//
+// What the server sends, it has on disk, and a crash takes nothing of that away. So a
+// log that has become shorter is a copy from before, put in the place of the server
+// with its identity: its next commits get positions that were used already.
+func (s *Source) meet(now identity, end resumePoint) {
+	last, reached := s.memory.identity, s.memory.reached
+	s.memory.identity, s.memory.reached = now, end
 	var changed string
-	if last.system != now.system {
+	switch {
+	case last == identity{}:
+		return
+	case last.system != now.system:
 		changed = fmt.Sprintf("the DSN leads to another server (system %s, before %s)", now.system, last.system)
-	} else {
+	case last.timeline != now.timeline:
 		changed = fmt.Sprintf("the server was promoted or restored (timeline %d, before %d)", now.timeline, last.timeline)
+	case end < reached:
+		changed = fmt.Sprintf("the server was restored from a copy of itself (its log ends at %s, before at %s)", end, reached)
+	default:
+		return
 	}
 	s.memory.epoch++
 	s.memory.confirmed, s.memory.durable = 0, 0
@@ -192,7 +200,7 @@ func (s *Source) carryOut(ctx context.Context, c *session, d decision, f finding
 	}
 	s.memory.floor = s.memory.floor.raised(mark{s.memory.epoch, at})
 	s.memory.hadSlot = true
-	s.memory.broken, s.memory.serverChanged, s.memory.tableAdded = "", "", false
+	s.memory.broken, s.memory.serverChanged, s.memory.mended = "", "", ""
 	a.start, a.gap, a.tolerate = at, s.memory.gap, d.tolerate
 	return false, nil
 }

@@ -97,6 +97,9 @@ type findings struct {
 type memory struct {
 	identity identity
 	epoch    uint64
+	// reached is how far the log of this history has come, as the server has written
+	// it down for good.
+	reached resumePoint
 	// hadSlot: the slot was there, so that its absence is a loss.
 	hadSlot bool
 	// confirmed is the last position that was confirmed, durable the end of the last
@@ -110,16 +113,16 @@ type memory struct {
 	// broken is the reason of the gap for which the slot must be replaced although
 	// the catalog shows nothing wrong with it.
 	broken string
-	// tableAdded: the publication lacked a table until now.
-	tableAdded bool
+	// mended says what the log may lack, because the publication did not fit until now.
+	mended string
 	// serverChanged says how the server differs from the one before, until a stream
 	// has begun on it.
 	serverChanged string
 	// gap waits to be handed over.
 	gap *cdc.Gap
-	// unreadable is where a message could not be decoded. If the same place fails
-	// again, the row is left to the poller.
-	unreadable uint64
+	// unreadable is where rows could not be decoded. If the same place fails again, the
+	// row is left to the poller.
+	unreadable map[rowPlace]struct{}
 	// reanchored holds when slots were replaced or created anew, within the last hour.
 	reanchored []time.Time
 }
@@ -162,7 +165,7 @@ func decide(f findings) decision {
 	case f.memory.broken == gapSlotLost:
 		return f.replace(gap(gapSlotLost, fmt.Sprintf("the server removed log that slot %q still needed", f.names.slot)))
 	case f.memory.broken == gapPublication:
-		lost := publicationGap(gapPublication, f.names.publication, from)
+		lost := gap(gapPublication, fmt.Sprintf(notCarried, f.names.publication))
 		if !f.create && f.version >= skipsMissingPublication {
 			return decision{action: useSlot, gap: lost, tolerate: true}
 		}
@@ -172,8 +175,8 @@ func decide(f findings) decision {
 	case f.memory.confirmed != 0 && f.slot.confirmed() > max(f.memory.confirmed, f.memory.durable):
 		return decision{action: useSlot, gap: gap(gapSlotMoved, fmt.Sprintf(
 			"somebody moved slot %q from %s to %s", f.names.slot, f.memory.confirmed, f.slot.Confirmed))}
-	case f.memory.tableAdded:
-		return decision{action: useSlot, gap: publicationGap(gapPublicationTable, f.names.publication, from)}
+	case f.memory.mended != "":
+		return decision{action: useSlot, gap: gap(gapPublicationTable, f.memory.mended)}
 	}
 	return decision{action: useSlot}
 }

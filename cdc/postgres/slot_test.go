@@ -51,7 +51,7 @@ func TestDecide(t *testing.T) {
 		"B14: moved past us":             {func(f *findings) { f.memory.confirmed = 0x1FF }, useSlot, gapSlotMoved, "", false},
 		"where we left it":               {func(f *findings) { f.memory.confirmed = 0x200 }, useSlot, "", "", false},
 		"behind us":                      {func(f *findings) { f.memory.confirmed = 0x300 }, useSlot, "", "", false},
-		"table added":                    {func(f *findings) { f.memory.tableAdded = true }, useSlot, gapPublicationTable, "", false},
+		"table added":                    {func(f *findings) { f.memory.mended = "it lacked a table" }, useSlot, gapPublicationTable, "", false},
 		"another plugin":                 {func(f *findings) { f.slot.Plugin = "test_decoding" }, refuseSlot, "", "pg_drop_replication_slot('s')", false},
 		"another plugin, and lost":       {func(f *findings) { f.slot.Plugin = "wal2json"; f.slot.WALStatus = "lost" }, refuseSlot, "", "choose another slot name", false},
 		"a physical slot":                {func(f *findings) { f.slot.Type = "physical" }, refuseSlot, "", "choose another slot name", false},

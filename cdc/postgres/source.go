@@ -164,6 +164,7 @@ func (s *Source) live(ctx context.Context, w *watcher, out chan<- cdc.Transactio
 func (s *Source) learn(st *stream, err error) {
 	s.memory.confirmed = max(s.memory.confirmed, st.sent)
 	s.memory.durable = max(s.memory.durable, st.confirm.durable)
+	s.memory.reached = max(s.memory.reached, st.confirm.received)
 	s.memory.floor = s.memory.floor.raised(mark{s.memory.epoch, st.sent})
 	switch state := sqlState(err); {
 	case errors.Is(err, errPublication), state == stateUndefinedObject:

@@ -240,6 +240,19 @@ func TestServerCrashLosesNothing(t *testing.T) {
 		testdb.WaitFor(t, "every event that survived", func() bool {
 			return r.distinct() >= query[int](t, dsn, "SELECT count(*) FROM events") && r.count("-1") > 0
 		})
+		// What was confirmed ends with a segment: after the crash the log must not seem to
+		// be a shorter one.
+		exec(t, dsn, "SELECT pg_switch_wal()")
+		end := currentLSN(t, dsn)
+		testdb.WaitFor(t, "the confirmation of the switch", func() bool { return confirmedLSN(t, dsn, r.src.cfg.Slot) >= end })
+		if err := server.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		exec(t, dsn, insertEvents, -20, -10)
+		testdb.WaitFor(t, "events after the second crash", func() bool { return r.count("-11") > 0 })
 		if gaps := r.gapReasons(); len(gaps) != 0 {
 			t.Errorf("gaps %v", gaps)
 		}

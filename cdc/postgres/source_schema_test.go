@@ -2,12 +2,15 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
@@ -48,9 +51,10 @@ func TestB33_PartitionedTable(t *testing.T) {
 				db.Exec(`CREATE TABLE events (id bigint, day date, payload text) PARTITION BY RANGE (day);
 					CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM ('2026-01-01') TO ('2026-01-02')`)
 				cfg := testConfig(db)
-				cfg.NoViaRoot = !viaRoot
-				r := start(t, cfg)
-				r.waitMode(cdc.ModeStreaming)
+				r := startUnwatched(t, cfg)
+				if !viaRoot { // as somebody may do it, and nobody looks for a while
+					db.Exec("ALTER PUBLICATION " + cfg.Publication + " SET (publish_via_partition_root = false)")
+				}
 				db.Exec(`INSERT INTO events VALUES (1, '2026-01-01', 'one')`)
 				// Another column order, and a column that is gone, in a partition made mid-stream.
 				db.Exec(`CREATE TABLE events_2 (payload text, gone int, day date, id bigint);
@@ -77,12 +81,158 @@ func TestB33_PartitionedTable(t *testing.T) {
 				if r.count("5") != 0 {
 					t.Error("a row of an unregistered table arrived")
 				}
-				if gaps := r.gapReasons(); len(gaps) != 0 {
-					t.Errorf("gaps %v", gaps)
+				for _, reason := range r.gapReasons() {
+					if viaRoot || reason != gapPublicationTable { // that is allowed if the watcher did look
+						t.Errorf("gap %s", reason)
+					}
 				}
 			})
 		})
 	}
+}
+
+// startUnwatched starts a reader whose watcher answers questions, but has looked at
+// the publication for the last time before the stream began.
+func startUnwatched(t *testing.T, cfg Config) *reader {
+	t.Helper()
+	open := make(chan struct{})
+	cfg.WatchInterval = time.Hour
+	cfg.BeforeConnect = func(ctx context.Context, c *pgconn.Config) error {
+		if c.RuntimeParams["replication"] != "" {
+			select {
+			case <-open:
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	}
+	r := start(t, cfg)
+	testdb.WaitFor(t, "the watcher's look", func() bool {
+		return query[int](t, cfg.DSN, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND application_name LIKE '%watch' AND state = 'idle' AND query LIKE '%max_slot_wal_keep_size%'`) == 1
+	})
+	close(open)
+	r.waitMode(cdc.ModeStreaming)
+	return r
+}
+
+// partitioned has three partitions, for the ids 1 to 3.
+const partitioned = `CREATE TABLE events (id bigint, payload text) PARTITION BY LIST (id);
+	CREATE TABLE events_1 PARTITION OF events FOR VALUES IN (1);
+	CREATE TABLE events_2 PARTITION OF events FOR VALUES IN (2);
+	CREATE TABLE events_3 PARTITION OF events FOR VALUES IN (3)`
+
+func eachPartitioned(t *testing.T, fn func(t *testing.T, db *testdb.DB)) {
+	t.Helper()
+	t.Parallel()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
+		db := testdb.Postgres(t, major)
+		db.Exec(partitioned)
+		fn(t, db)
+	})
+}
+
+func TestB33_PublicationThatIsNotViaRootIsMended(t *testing.T) {
+	eachPartitioned(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		db.Exec("CREATE PUBLICATION " + cfg.Publication + " FOR TABLE events WITH (publish = 'insert')")
+		db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'pgoutput')")
+		db.Exec("INSERT INTO events VALUES (1, 'one')")
+		r := start(t, cfg)
+		r.waitGap(gapPublicationTable)
+		if gap := r.gap(0); !strings.Contains(gap.Detail, "names of partitions") || gap.From == "" || gap.To == "" {
+			t.Errorf("gap %+v", gap)
+		}
+		viaRoot := func() bool {
+			return query[bool](t, db.DSN(), "SELECT pubviaroot FROM pg_publication WHERE pubname = $1", cfg.Publication)
+		}
+		if !viaRoot() {
+			t.Error("the publication was not mended")
+		}
+		r.waitFor(1) // from before, and still below its root
+		db.Exec("ALTER PUBLICATION " + cfg.Publication + " SET (publish_via_partition_root = false)")
+		testdb.WaitFor(t, "the publication to be mended under the stream", viaRoot)
+		db.Exec("INSERT INTO events VALUES (2, 'two')")
+		r.waitFor(2)
+		testdb.WaitFor(t, "the second gap", func() bool { return len(r.gapReasons()) == 2 })
+		if n := r.src.Status().ForeignRows; n != 0 {
+			t.Errorf("%d rows count as foreign", n)
+		}
+	})
+}
+
+// TestB33_PartitionGoneBeforeItsRowsWereRead: the log has rows under the names of
+// partitions that are not below the root any more when they are read.
+func TestB33_PartitionGoneBeforeItsRowsWereRead(t *testing.T) {
+	eachPartitioned(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		prepared := start(t, cfg)
+		prepared.waitMode(cdc.ModeStreaming)
+		prepared.stop()
+		db.Exec("CREATE TABLE other (id bigint); ALTER PUBLICATION " + cfg.Publication + " ADD TABLE other")
+		db.Exec("ALTER PUBLICATION " + cfg.Publication + " SET (publish_via_partition_root = false)")
+		db.Exec("INSERT INTO events VALUES (1, 'dropped'), (1, 'dropped too'), (3, 'stays')")
+		db.Exec("INSERT INTO events VALUES (2, 'detached')")
+		db.Exec("INSERT INTO other VALUES (7)")
+		db.Exec("DROP TABLE events_1; ALTER TABLE events DETACH PARTITION events_2")
+		r := start(t, cfg, noAck)
+		r.waitFor(1)
+		testdb.WaitFor(t, "the gaps", func() bool { return len(r.gapReasons()) == 3 })
+		if got := strings.Join(r.gapReasons(), " "); got != "publication_table table_gone table_gone" {
+			t.Errorf("gaps %s", got)
+		}
+		for i, want := range []string{"public.events_1, which no longer exists, were left out, and 1 more row", "public.events_2, which is not below"} {
+			gap := r.gap(i + 1)
+			if !strings.Contains(gap.Detail, want) || gap.To == "" {
+				t.Errorf("gap %+v, want %q", gap, want)
+			}
+			// What was left out is not confirmed before it is on record.
+			if at := confirmedLSN(t, db.DSN(), cfg.Slot); at >= point(t, gap.To) {
+				t.Errorf("confirmed %s before the gap at %s was acknowledged", at, gap.To)
+			}
+		}
+		r.src.Ack(r.lastPosition())
+		testdb.WaitFor(t, "the confirmation", func() bool { return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.lastPosition()) })
+		testdb.WaitFor(t, "the foreign row to be counted", func() bool { return r.src.Status().ForeignRows == 1 })
+		if n := r.distinct(); n != 1 || r.count("3") != 1 {
+			t.Errorf("%d ids arrived, want the one of the partition that stays", n)
+		}
+	})
+}
+
+// TestForeignTablesWithoutASideConnection: where no registered table has others
+// below it, the stream does not depend on the side connection.
+func TestForeignTablesWithoutASideConnection(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		cfg.BeforeConnect = func(_ context.Context, c *pgconn.Config) error {
+			if c.RuntimeParams["replication"] == "" {
+				return errors.New("no side connection in this test")
+			}
+			return nil
+		}
+		db.Exec("CREATE PUBLICATION " + cfg.Publication + " FOR ALL TABLES")
+		db.Exec("CREATE TABLE one (id bigint); CREATE TABLE two (id bigint)")
+		r := start(t, cfg)
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec("INSERT INTO one VALUES (1001)")
+		db.Exec("INSERT INTO two VALUES (1002)")
+		db.Exec(insertEvents, 0, 10)
+		r.waitFor(10)
+		if s := r.src.Status(); s.Reconnects != 0 || s.ForeignRows != 2 {
+			t.Errorf("%d reconnects, %d foreign rows", s.Reconnects, s.ForeignRows)
+		}
+		sweeps := 0
+		for _, tx := range r.transactions() {
+			if tx.Sweep != "" {
+				sweeps++
+			}
+		}
+		if sweeps != 2 || r.distinct() != 10 {
+			t.Errorf("%d looks of the poller were asked for, %d ids arrived", sweeps, r.distinct())
+		}
+	})
 }
 
 func TestB33_AdminPublications(t *testing.T) {
@@ -97,7 +247,7 @@ func TestB33_AdminPublications(t *testing.T) {
 		}{
 			"all tables":              {"FOR ALL TABLES", events, ""},
 			"the schema":              {"FOR TABLES IN SCHEMA public", events, ""},
-			"all tables, partitioned": {"FOR ALL TABLES", parts, ""},
+			"all tables, partitioned": {"FOR ALL TABLES", parts, `ALTER PUBLICATION "pub" SET (publish_via_partition_root = true)`},
 			"all tables via root":     {"FOR ALL TABLES WITH (publish_via_partition_root)", parts, ""},
 			"another table":           {"FOR TABLE parts", events, `ALTER PUBLICATION "pub" ADD TABLE "public"."events"`},
 			"no inserts":              {"FOR TABLE events WITH (publish = 'update')", events, `ALTER PUBLICATION "pub" SET (publish = 'insert')`},
@@ -273,9 +423,11 @@ func TestB33_PartitionThatIsNotVisibleYet(t *testing.T) {
 		t.Parallel()
 		server := testdb.Dedicated(t, major, nil)
 		dsn := server.DSN("postgres")
-		exec(t, dsn, `CREATE TABLE events (id bigint, payload text) PARTITION BY LIST (id); ALTER ROLE postgres SET synchronous_commit = local`)
+		// Children by inheritance come under their own names, whatever the publication says.
+		exec(t, dsn, `CREATE TABLE events (id bigint, payload text); CREATE TABLE events_0 () INHERITS (events);
+			ALTER ROLE postgres SET synchronous_commit = local`)
 		cfg := configFor(dsn, "unseen")
-		cfg.NoViaRoot = true
+		exec(t, dsn, "CREATE PUBLICATION "+cfg.Publication+" FOR ALL TABLES")
 		r := start(t, cfg)
 		r.waitMode(cdc.ModeStreaming)
 		exec(t, dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
@@ -286,8 +438,8 @@ func TestB33_PartitionThatIsNotVisibleYet(t *testing.T) {
 		run(t, writer, "SET synchronous_commit = on")
 		done := make(chan error, 1)
 		go func() {
-			_, err := writer.Exec(context.Background(), `BEGIN; CREATE TABLE events_1 PARTITION OF events FOR VALUES IN (1);
-				INSERT INTO events VALUES (1, 'one'); COMMIT`, pgx.QueryExecModeSimpleProtocol)
+			_, err := writer.Exec(context.Background(), `BEGIN; CREATE TABLE events_1 () INHERITS (events);
+				INSERT INTO events_1 VALUES (1, 'one'); COMMIT`, pgx.QueryExecModeSimpleProtocol)
 			done <- err
 		}()
 		const waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid = $1"

@@ -26,9 +26,21 @@ const (
 	voluntary = time.Second
 	// hurried takes its place once the server is shutting down.
 	hurried = 100 * time.Millisecond
-	// lookupTimeout bounds the wait for the side connection.
+	// lookupTimeout bounds the wait for the side connection, lookupShort the same where
+	// the reader can do without its answer.
 	lookupTimeout = 30 * time.Second
+	lookupShort   = 5 * time.Second
+	// mostUnreadable bounds how many places of unreadable rows are remembered.
+	mostUnreadable = 100
 )
+
+// rowPlace is the place of a row in the log. Rows of one statement may share a
+// position (B7), so they are counted.
+type rowPlace struct {
+	epoch    uint64
+	position pglogrepl.LSN
+	nth      int
+}
 
 // stream is one life of a replication connection. One goroutine owns it and the
 // connection: it reads, decodes, hands over and sends status. Others may only
@@ -61,6 +73,8 @@ type stream struct {
 	reading    time.Time   // since when the socket is read again
 	giveUp     time.Time   // when to drop the connection of a stopping server
 	timer      *time.Timer
+	row        rowPlace // of the last row
+	unanswered bool     // the side connection did not answer the last question
 
 	heard chan struct{} // closed by hear
 	cause atomic.Pointer[error]
@@ -277,6 +291,7 @@ func (st *stream) wal(ctx context.Context, w walData) error {
 // time, because a fault of the wire does not come again. The second time the row
 // is left to the poller and a gap says so: it must not hold up all that follow.
 func (st *stream) insert(ctx context.Context, w walData, body []byte) error {
+	st.count(w.start)
 	var part cdc.Transaction
 	var full bool
 	m, err := decodeInsert(body)
@@ -284,13 +299,12 @@ func (st *stream) insert(ctx context.Context, w walData, body []byte) error {
 		part, full, err = st.asm.insert(m)
 	}
 	if err != nil {
-		if st.s.memory.unreadable == 0 {
-			st.s.memory.unreadable = uint64(w.start)
+		if st.firstTime() {
 			return protocolError(err)
 		}
 		st.s.log.Error("a row of the log cannot be read and is left to the poller",
 			slog.String("position", w.start.String()), slog.Any("err", err))
-		st.asm.giveUp(fmt.Sprintf("the row at %s cannot be read: %s", w.start, err))
+		st.asm.giveUp(gapDecode, fmt.Sprintf("the row at %s cannot be read: %s", w.start, err))
 		return nil
 	}
 	if full {
@@ -299,30 +313,49 @@ func (st *stream) insert(ctx context.Context, w walData, body []byte) error {
 	return nil
 }
 
+// count keeps account of which row this is.
+func (st *stream) count(at pglogrepl.LSN) {
+	if epoch := st.s.memory.epoch; st.row.position != at || st.row.epoch != epoch {
+		st.row = rowPlace{epoch: epoch, position: at}
+		return
+	}
+	st.row.nth++
+}
+
+// firstTime says whether the row that just failed deserves another connection, and
+// remembers it. Further rows of a transaction with a row that failed twice do not: a
+// table that cannot be read may have millions.
+func (st *stream) firstTime() bool {
+	known := st.s.memory.unreadable
+	if _, again := known[st.row]; again || st.asm.damage.unreadable {
+		return false
+	}
+	if known == nil || len(known) >= mostUnreadable {
+		known = map[rowPlace]struct{}{}
+		st.s.memory.unreadable = known
+	}
+	known[st.row] = struct{}{}
+	return true
+}
+
 // commit ends a transaction.
 func (st *stream) commit(ctx context.Context, m commitMessage) error {
 	f, err := st.asm.commit(m)
 	if err == nil {
-		err = st.confirm.commit(f.end, f.handOver || f.damage != "")
+		err = st.confirm.commit(f.end, len(f.txs) > 0)
 	}
 	if err != nil {
 		return protocolError(err)
 	}
 	st.s.status.received.Store(uint64(st.confirm.received))
 	st.s.status.foreign.Store(st.asm.foreign)
-	if f.handOver {
-		if err := st.handOver(ctx, f.tx); err != nil {
+	for _, tx := range f.txs {
+		if err := st.handOver(ctx, tx); err != nil {
 			return err
 		}
-	}
-	if f.damage != "" {
-		at := mark{st.s.memory.epoch, f.end}.position()
-		gap := &cdc.Gap{Reason: gapDecode, Detail: f.damage, From: at, To: at}
-		if err := st.handOver(ctx, cdc.Transaction{Gap: gap, Position: at}); err != nil {
-			return err
+		if tx.Gap != nil {
+			st.s.status.gaps.Add(1)
 		}
-		st.s.status.gaps.Add(1)
-		st.s.memory.unreadable = 0
 	}
 	st.pull()
 	return nil
@@ -365,22 +398,56 @@ func (st *stream) handOver(ctx context.Context, tx cdc.Transaction) error {
 }
 
 // lookUp asks the side connection whose partition an unknown table is.
+//
+// Without an answer the stream ends, and the next one asks again: the rows may be
+// ours. Where no registered table has others below it, they are not, but for a table
+// that was made its child a moment ago. Then the stream goes on, and the poller, which sees
+// children, is asked for a look.
 func (st *stream) lookUp(ctx context.Context, m relationMessage) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, lookupTimeout,
-		retryable(reasonConnection, fmt.Errorf("look up table %s: the side connection does not answer", m.table), ""))
-	defer cancel()
-	answer, err := st.await(ctx, nil, cdc.Transaction{}, st.w.lookUp(m.oid, st.asm.xid))
-	if err == nil {
-		err = answer.err
+	dispensable := allAlone(st.a.tables)
+	a, err := st.ask(ctx, m, st.patience(dispensable))
+	if st.unanswered = errors.Is(err, errUnanswered); st.unanswered && dispensable {
+		st.s.log.Warn("a table of the log could not be looked up and counts as not registered",
+			slog.String("table", m.table.String()), slog.Any("err", err))
+		st.asm.resolve(m, Table{}, false)
+		st.asm.askForSweep("table_unknown")
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("whose partition is %s: %w", m.table, err)
 	}
-	if answer.gone {
-		st.s.log.Warn("rows of a table that no longer exists are left out", slog.String("table", m.table.String()))
+	if a.lost != "" {
+		st.s.log.Warn("rows of a table that may have been part of a registered one are left out",
+			slog.String("table", m.table.String()), slog.String("because", a.lost))
+		st.asm.lose(m, a.lost)
+		return nil
 	}
-	st.asm.resolve(m, answer.root, answer.found)
+	st.asm.resolve(m, a.root, a.found)
 	return nil
+}
+
+// patience is how long to wait for the side connection. A stream that can do without
+// and had no answer the last time does not stop again for each of many tables.
+func (st *stream) patience(dispensable bool) time.Duration {
+	switch {
+	case !dispensable:
+		return lookupTimeout
+	case st.unanswered:
+		return voluntary / 10
+	}
+	return lookupShort
+}
+
+func (st *stream) ask(ctx context.Context, m relationMessage, patience time.Duration) (answer, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience,
+		retryable(reasonConnection, fmt.Errorf("%w in time", errUnanswered), ""))
+	defer cancel()
+	defer st.w.forget()
+	a, err := st.await(ctx, nil, cdc.Transaction{}, st.w.lookUp(m.oid, st.asm.xid))
+	if err == nil && a.err != nil {
+		err = retryable(reasonConnection, fmt.Errorf("%w: %w", errUnanswered, a.err), "")
+	}
+	return a, err
 }
 
 // await waits until out takes tx or an answer comes; one of the channels is nil.

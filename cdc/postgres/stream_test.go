@@ -3,6 +3,7 @@ package postgres
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -30,8 +31,13 @@ func offline(t *testing.T) (*stream, chan cdc.Transaction) {
 // play sends messages of pgoutput through the stream until one fails.
 func play(t *testing.T, st *stream, messages ...[]byte) error {
 	t.Helper()
+	return playAt(t, st, 77, messages...)
+}
+
+func playAt(t *testing.T, st *stream, at uint64, messages ...[]byte) error {
+	t.Helper()
 	for _, m := range messages {
-		payload := append(new(wireText).put(byte('w'), uint64(77), uint64(77), int64(0)).Bytes(), m...)
+		payload := append(new(wireText).put(byte('w'), at, uint64(77), int64(0)).Bytes(), m...)
 		if err := st.take(t.Context(), &pgproto3.CopyData{Data: payload}); err != nil {
 			return err
 		}
@@ -66,14 +72,95 @@ func TestARowThatCannotBeReadBecomesAGapTheSecondTime(t *testing.T) {
 	if got := ids(rows.Records); len(got) != 2 || got[0] != "1" || got[1] != "3" {
 		t.Errorf("rows %v, want the readable ones", got)
 	}
-	if gap.Gap == nil || gap.Gap.Reason != gapDecode || gap.Position != rows.Position {
-		t.Errorf("after the rows came %+v, want a gap at %s", gap, rows.Position)
+	if gap.Gap == nil || gap.Gap.Reason != gapDecode || gap.Position != "0/78" || !rows.Partial || rows.Position != "" {
+		t.Errorf("rows %+v, then %+v, want a gap that has the position of both", rows, gap)
 	}
 	if again.confirm.flush() != 100 {
 		t.Error("the damaged transaction was confirmed before it was acknowledged")
 	}
-	if again.s.memory.unreadable != 0 {
-		t.Error("the next damaged row would not be tried a second time")
+	// A row at another place is tried again, as any is the first time.
+	if err := playAt(t, again, 99, transaction...); err == nil {
+		t.Error("a row at another place was given up at once")
+	}
+}
+
+// TestRowsOfOnePositionAreToldApart: the rows of one statement may share a position.
+func TestRowsOfOnePositionAreToldApart(t *testing.T) {
+	bad := message('I', insertBytes(1, "2", "one value too many"))
+	good := message('I', insertBytes(1, "1"))
+	head := [][]byte{message('B', beginBytes(110, 0)), message('R', relationBytes(1, "public", "events", idColumn...))}
+	end := message('C', commitBytes(110, 120, 0))
+	memory := memory{}
+	for i, tc := range []struct {
+		rows [][]byte
+		ok   bool
+	}{
+		{[][]byte{good, good, bad}, false},          // damaged on the wire
+		{[][]byte{good, bad, good}, false},          // another row of the same position, damaged on the wire
+		{[][]byte{good, good, bad}, true},           // again
+		{[][]byte{good, good, bad, bad, bad}, true}, // what follows in its transaction has no other cause
+	} {
+		st, out := offline(t)
+		st.s.memory = memory
+		err := play(t, st, append(append(append([][]byte{}, head...), tc.rows...), end)...)
+		if (err == nil) != tc.ok {
+			t.Fatalf("stream %d: %v, want it to go on: %v", i, err, tc.ok)
+		}
+		if tc.ok {
+			if rows, gap := <-out, <-out; len(rows.Records) != 2 || gap.Gap == nil {
+				t.Errorf("stream %d: rows %+v, gap %+v", i, rows, gap)
+			}
+		}
+		memory = st.s.memory
+	}
+}
+
+// TestUnknownTableWithoutAnAnswer: whether the stream may go on depends on whether the
+// rows can be ours.
+func TestUnknownTableWithoutAnAnswer(t *testing.T) {
+	plain := tableState{table: events, oid: 1, kind: 'r'}
+	for name, tc := range map[string]struct {
+		table tableState
+		goOn  bool
+	}{
+		"plain":                {plain, true},
+		"partitioned":          {tableState{table: events, oid: 1, kind: 'p'}, false},
+		"a parent of children": {tableState{table: events, oid: 1, kind: 'r', children: true}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				st, out := offline(t)
+				defer st.timer.Stop()
+				st.w, st.a.tables = newWatcher(st.s), []tableState{tc.table} // nobody answers
+				st.due = time.Now().Add(time.Hour)
+				begin := time.Now()
+				err := play(t, st, message('B', beginBytes(110, 0)),
+					message('R', relationBytes(7, "public", "unknown", idColumn...)), message('I', insertBytes(7, "1")))
+				if !tc.goOn {
+					if reasonOf(err) != reasonConnection || cdc.IsPermanent(err) || time.Since(begin) != lookupTimeout {
+						t.Errorf("after %s: %v", time.Since(begin), err)
+					}
+					return
+				}
+				if err != nil || time.Since(begin) != lookupShort {
+					t.Fatalf("after %s: %v", time.Since(begin), err)
+				}
+				for i := range 10 {
+					if err := play(t, st, message('R', relationBytes(uint32(8+i), "public", "more", idColumn...))); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if waited := time.Since(begin); waited > 2*lookupShort {
+					t.Errorf("a few tables held the stream up for %s", waited)
+				}
+				if err := play(t, st, message('C', commitBytes(110, 120, 0))); err != nil {
+					t.Fatal(err)
+				}
+				if tx := <-out; tx.Sweep == "" || len(tx.Records) != 0 || tx.Position != "0/78" {
+					t.Errorf("handed over %+v, want a look of the poller", tx)
+				}
+			})
+		})
 	}
 }
 

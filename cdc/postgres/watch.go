@@ -36,11 +36,11 @@ type question struct {
 	answer   chan<- answer
 }
 
-// answer: root is set when found; gone says that the table does not exist.
+// answer is what the catalog knows, or why it could not be asked.
 type answer struct {
-	root        Table
-	found, gone bool
-	err         error
+	whereabouts
+
+	err error
 }
 
 // Paces of the watcher.
@@ -55,16 +55,21 @@ func newWatcher(s *Source) *watcher {
 
 // watch names the stream to speak to. The stream's goroutine calls it.
 func (w *watcher) watch(st *stream) {
-	select {
-	case <-w.questions: // of a stream that is gone
-	default:
-	}
+	w.forget() // of a stream that is gone
 	w.stream.Store(st)
 }
 
+// forget takes back a question that nobody has taken.
+func (w *watcher) forget() {
+	select {
+	case <-w.questions:
+	default:
+	}
+}
+
 // lookUp asks which registered table the one with this OID belongs to, after the
-// transaction xid. The stream's goroutine calls it and waits for the answer before
-// it asks again.
+// transaction xid. The stream's goroutine calls it, and before it asks again it waits
+// for the answer or forgets the question.
 func (w *watcher) lookUp(oid, xid uint32) <-chan answer {
 	answers := make(chan answer, 1)
 	w.questions <- question{oid: oid, xid: xid, answer: answers}
@@ -162,7 +167,7 @@ func (w *watcher) answer(ctx context.Context, c *session, q question) error {
 	defer cancel()
 	a := answer{err: c.awaitVisible(ctx, q.xid)}
 	if a.err == nil {
-		a.root, a.found, a.gone, a.err = c.rootOf(ctx, q.oid, w.s.cfg.Tables)
+		a.whereabouts, a.err = c.rootOf(ctx, q.oid, w.s.cfg.Publication, w.s.cfg.Tables)
 	}
 	q.answer <- a
 	return a.err
