@@ -2,7 +2,7 @@
 //
 // Promise: migrations run unchanged beside tables that already exist with exactly
 // the published columns, and keep what is in them. Each step is one transaction, or
-// statements that may run twice. No step rewrites a table or builds an index under a
+// statements that may run twice: MySQL and MariaDB commit every one of them. No step rewrites a table or builds an index under a
 // lock that stops writers, and none waits for a table lock longer than five seconds: it fails
 // instead, and can be run again. The user's event table is never altered: it is
 // created when it is the product's own and missing, else left alone.
@@ -16,6 +16,6 @@
 // somebody else; what is printed is what [Migrator.Up] runs.
 //
 // Ownership: nothing here starts a goroutine that outlives the call. The caller's pool is used and never closed. A
-// session-level advisory lock keeps two migrations of one schema apart, so the pool must
+// session-level lock of the server keeps two migrations of one schema apart, so the pool must
 // lead to the server itself, not through a pooler in transaction mode.
 package migrate

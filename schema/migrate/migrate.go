@@ -5,14 +5,10 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/database"
-	"github.com/pressly/goose/v3/lock"
 )
 
 // Migration is one step and where it stands.
@@ -26,24 +22,12 @@ type Migration struct {
 }
 
 // Migrator runs the migrations of one schema. Its methods may be called from any goroutine.
-type Migrator struct {
-	pool    *pgxpool.Pool
-	options Options
-}
-
-// Postgres returns a Migrator for a PostgreSQL database. It does not connect.
-func Postgres(pool *pgxpool.Pool, o Options) (*Migrator, error) {
-	o = o.withDefaults()
-	if err := o.validate(); err != nil {
-		return nil, err
-	}
-	return &Migrator{pool: pool, options: o}, nil
-}
+type Migrator struct{ backend backend }
 
 // Up applies what is missing and returns it. Running it again changes nothing. When a step
 // fails, those before it stay applied, and Up can be run again.
 func (m *Migrator) Up(ctx context.Context) (applied []Migration, err error) {
-	err = m.with(ctx, func(p *goose.Provider) error {
+	err = m.with(ctx, func(_ *sql.DB, p *goose.Provider) error {
 		results, err := p.Up(ctx)
 		applied = fromResults(results)
 		var partial *goose.PartialError
@@ -61,7 +45,14 @@ func (m *Migrator) Up(ctx context.Context) (applied []Migration, err error) {
 // Down takes back the last applied step and returns it; Applied is false in
 // the result. Without an applied step it returns nil. See the package documentation for what stays.
 func (m *Migrator) Down(ctx context.Context) (undone *Migration, err error) {
-	err = m.with(ctx, func(p *goose.Provider) error {
+	err = m.with(ctx, func(db *sql.DB, p *goose.Provider) error {
+		version, err := p.GetDBVersion(ctx)
+		if err != nil {
+			return err
+		}
+		if err := m.backend.beforeDown(ctx, db, version); err != nil {
+			return err
+		}
 		result, err := p.Down(ctx)
 		if errors.Is(err, goose.ErrNoNextVersion) {
 			return nil
@@ -80,13 +71,13 @@ func (m *Migrator) Down(ctx context.Context) (undone *Migration, err error) {
 
 // Status lists all steps in order. It writes nothing.
 func (m *Migrator) Status(ctx context.Context) (list []Migration, err error) {
-	db := stdlib.OpenDBFromPool(m.pool)
-	defer func() { err = errors.Join(err, db.Close()) }()
-	scripts, err := render(m.options, false)
+	db, end := m.backend.open()
+	defer func() { err = errors.Join(err, end()) }()
+	scripts, err := m.backend.scripts(ctx, db)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("migrate status: %w", err)
 	}
-	v := versionTable{schema: m.options.Schema}
+	v := m.backend.versions()
 	exists, err := v.TableExists(ctx, db)
 	if err != nil {
 		return nil, fmt.Errorf("migrate status: %w", err)
@@ -107,46 +98,26 @@ func (m *Migrator) Status(ctx context.Context) (list []Migration, err error) {
 }
 
 // with runs fn with a provider that lives as long as the call.
-func (m *Migrator) with(ctx context.Context, fn func(*goose.Provider) error) (err error) {
-	db := stdlib.OpenDBFromPool(m.pool)
-	defer func() { err = errors.Join(err, db.Close()) }()
-	partitioned, err := m.partitionedEvents(ctx, db)
+func (m *Migrator) with(ctx context.Context, fn func(*sql.DB, *goose.Provider) error) (err error) {
+	db, end := m.backend.open()
+	defer func() { err = errors.Join(err, end()) }()
+	scripts, err := m.backend.scripts(ctx, db)
 	if err != nil {
 		return err
 	}
-	scripts, err := render(m.options, partitioned)
-	if err != nil {
-		return err
-	}
-	// One lock per schema, so that two products in one database do not wait for each other.
-	lockID := int64(crc32.ChecksumIEEE([]byte("cdc-dispatcher migrations of " + m.options.Schema)))
-	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(lockID), lock.WithLockTimeout(1, 300))
+	locker, err := m.backend.locker()
 	if err != nil {
 		return err
 	}
 	provider, err := goose.NewProvider(goose.DialectCustom, db, files(scripts),
-		goose.WithStore(versionTable{schema: m.options.Schema}),
+		goose.WithStore(m.backend.versions()),
 		goose.WithSessionLocker(locker),
 		goose.WithDisableGlobalRegistry(true),
 	)
 	if err != nil {
 		return err
 	}
-	return fn(provider)
-}
-
-// partitionedEvents says whether the product's own event table exists and is partitioned:
-// PostgreSQL cannot build an index on such a table concurrently.
-func (m *Migrator) partitionedEvents(ctx context.Context, db *sql.DB) (bool, error) {
-	if !m.options.ownEvents() {
-		return false, nil
-	}
-	var partitioned bool
-	err := db.QueryRowContext(ctx, `SELECT EXISTS (
-    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'p')`,
-		m.options.Table.Schema, m.options.Table.Name).Scan(&partitioned)
-	return partitioned, err
+	return fn(db, provider)
 }
 
 func fromResults(results []*goose.MigrationResult) []Migration {

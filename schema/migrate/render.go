@@ -10,17 +10,18 @@ import (
 	"strings"
 	"text/template"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 )
 
-//go:embed postgres/*.sql
+//go:embed postgres/*.sql mysql/*.sql
 var templates embed.FS
 
 // Options say what is migrated.
 type Options struct {
-	// Schema is where our tables live. Default [schema.DefaultSchema].
+	// Dialect is the SQL that [Print] writes. Default [DialectPostgres]. A Migrator knows its own.
+	Dialect Dialect
+	// Schema is where our tables live: a schema, or a database of MySQL and MariaDB.
+	// Default [schema.DefaultSchema].
 	Schema string
 	// Table is the event table. The zero value is the product's own, in Schema. Any
 	// other one belongs to the user: it is neither created nor touched.
@@ -28,6 +29,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
+	if o.Dialect == "" {
+		o.Dialect = DialectPostgres
+	}
 	if o.Schema == "" {
 		o.Schema = schema.DefaultSchema
 	}
@@ -43,6 +47,11 @@ func (o Options) ownEvents() bool {
 }
 
 func (o Options) validate() error {
+	switch o.Dialect {
+	case DialectPostgres, DialectMySQL, DialectMariaDB:
+	default:
+		return fmt.Errorf("%q is not a dialect: use postgres, mysql or mariadb", o.Dialect)
+	}
 	if err := o.Table.Validate(); err != nil {
 		return err
 	}
@@ -63,44 +72,15 @@ type script struct {
 // inTransaction says whether the script is one transaction.
 func (s script) inTransaction() bool { return !strings.HasPrefix(s.text, "-- +goose NO TRANSACTION") }
 
-// data is what the templates see.
-type data struct {
-	// Schema is quoted as an identifier, SchemaText as a literal.
-	Schema, SchemaText string
-	// Events says that the event table is ours.
-	Events bool
-	// PartitionedEvents: its indexes cannot be built concurrently.
-	PartitionedEvents bool
-}
-
-// index is what the template "index" sees.
-type index struct {
-	data
-	Name, On     string
-	Concurrently bool
-}
-
-// Index is called by the templates.
-func (d data) Index(name, on string) index {
-	partitioned := d.PartitionedEvents && strings.HasPrefix(on, "events ")
-	return index{data: d, Name: name, On: on, Concurrently: !partitioned}
-}
-
-// render returns all migrations in order.
-func render(o Options, partitionedEvents bool) ([]script, error) {
-	t, err := template.ParseFS(templates, "postgres/*.sql")
+// render fills the templates of one folder, in order.
+func render(folder string, data any) ([]script, error) {
+	t, err := template.ParseFS(templates, folder+"/*.sql")
 	if err != nil {
 		return nil, fmt.Errorf("parse migrations: %w", err)
 	}
-	files, err := fs.Glob(templates, "postgres/*.sql")
+	files, err := fs.Glob(templates, folder+"/*.sql")
 	if err != nil {
 		return nil, fmt.Errorf("list migrations: %w", err)
-	}
-	d := data{
-		Schema:            quoteIdent(o.Schema),
-		SchemaText:        quoteText(o.Schema),
-		Events:            o.ownEvents(),
-		PartitionedEvents: partitionedEvents,
 	}
 	scripts := make([]script, len(files))
 	for i, file := range files {
@@ -111,7 +91,7 @@ func render(o Options, partitionedEvents bool) ([]script, error) {
 			return nil, fmt.Errorf("migration %s has no number: %w", name, err)
 		}
 		var text bytes.Buffer
-		if err := t.ExecuteTemplate(&text, name, d); err != nil {
+		if err := t.ExecuteTemplate(&text, name, data); err != nil {
 			return nil, fmt.Errorf("render migration %s: %w", name, err)
 		}
 		scripts[i] = script{version: version, name: name, text: text.String()}
@@ -120,46 +100,46 @@ func render(o Options, partitionedEvents bool) ([]script, error) {
 }
 
 // Print returns all migrations as one SQL script, without a connection. It may be run with
-// psql as it is. It also fills the version table, so that a later Up finds
+// psql, mysql or mariadb as it is. It also fills the version table, so that a later Up finds
 // nothing to do.
 func Print(o Options) (string, error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
 		return "", err
 	}
-	scripts, err := render(o, false)
+	var (
+		scripts    []script
+		err        error
+		first      []string
+		insertSQL  func(value string) string
+		begin, end string
+	)
+	if o.Dialect == DialectPostgres {
+		v := versionTable{schema: o.Schema}
+		scripts, err = renderPostgres(o, false)
+		first, insertSQL = []string{v.createSchemaSQL(), v.createSQL()}, v.insertSQL
+	} else {
+		v := mysqlVersions{schema: o.Schema}
+		scripts, err = renderMySQL(o, false)
+		first, insertSQL = []string{v.createSchemaSQL(), v.createSQL()}, v.insertSQL
+	}
 	if err != nil {
 		return "", err
 	}
-	v := versionTable{schema: o.Schema}
 	var b strings.Builder
-	fmt.Fprintf(&b, "-- cdc-dispatcher: tables in schema %s.\n", o.Schema)
-	fmt.Fprintf(&b, "CREATE SCHEMA IF NOT EXISTS %s;\n\n%s;\n", quoteIdent(o.Schema), v.createSQL())
+	fmt.Fprintf(&b, "-- cdc-dispatcher: tables in schema %s.\n%s;\n", o.Schema, strings.Join(first, ";\n\n"))
 	for _, s := range scripts {
-		up, _, _ := strings.Cut(s.text, "-- +goose Down")
-		fmt.Fprintf(&b, "\n-- %s\n", s.name)
-		if s.inTransaction() {
-			b.WriteString("BEGIN;\n")
+		if begin, end = "", ""; s.inTransaction() {
+			begin, end = "BEGIN;\n", "COMMIT;\n"
 		}
+		up, _, _ := strings.Cut(s.text, "-- +goose Down")
+		fmt.Fprintf(&b, "\n-- %s\n%s", s.name, begin)
 		for line := range strings.Lines(up) {
 			if !strings.HasPrefix(line, "-- +goose") {
 				b.WriteString(line)
 			}
 		}
-		fmt.Fprintf(&b, "%s;\n", v.insertSQL(strconv.FormatInt(s.version, 10)))
-		if s.inTransaction() {
-			b.WriteString("COMMIT;\n")
-		}
+		fmt.Fprintf(&b, "%s;\n%s", insertSQL(strconv.FormatInt(s.version, 10)), end)
 	}
 	return b.String(), nil
-}
-
-func quoteIdent(name string) string { return pgx.Identifier{name}.Sanitize() }
-
-func quoteText(s string) string {
-	quoted := "'" + strings.ReplaceAll(s, "'", "''") + "'"
-	if strings.Contains(s, `\`) {
-		return "E" + strings.ReplaceAll(quoted, `\`, `\\`)
-	}
-	return quoted
 }

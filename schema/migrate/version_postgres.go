@@ -28,6 +28,10 @@ func (v versionTable) createSQL() string {
 )`
 }
 
+func (v versionTable) createSchemaSQL() string {
+	return "CREATE SCHEMA IF NOT EXISTS " + quoteIdent(v.schema)
+}
+
 func (v versionTable) insertSQL(value string) string {
 	return "INSERT INTO " + v.table() + " (version) VALUES (" + value + ") ON CONFLICT DO NOTHING"
 }
@@ -90,8 +94,18 @@ func (v versionTable) GetMigration(
 
 // GetLatestVersion implements [database.Store].
 func (v versionTable) GetLatestVersion(ctx context.Context, db database.DBTxConn) (int64, error) {
+	return latestVersion(ctx, db, v.table())
+}
+
+// ListMigrations implements [database.Store].
+func (v versionTable) ListMigrations(ctx context.Context, db database.DBTxConn) ([]*database.ListMigrationsResult, error) {
+	return listVersions(ctx, db, v.table())
+}
+
+// latestVersion and listVersions are the same on every database. table is quoted.
+func latestVersion(ctx context.Context, db database.DBTxConn, table string) (int64, error) {
 	var version sql.NullInt64
-	if err := db.QueryRowContext(ctx, "SELECT max(version) FROM "+v.table()).Scan(&version); err != nil {
+	if err := db.QueryRowContext(ctx, "SELECT max(version) FROM "+table).Scan(&version); err != nil {
 		return 0, err
 	}
 	if !version.Valid {
@@ -100,11 +114,8 @@ func (v versionTable) GetLatestVersion(ctx context.Context, db database.DBTxConn
 	return version.Int64, nil
 }
 
-// ListMigrations implements [database.Store].
-func (v versionTable) ListMigrations(
-	ctx context.Context, db database.DBTxConn,
-) (list []*database.ListMigrationsResult, err error) {
-	rows, err := db.QueryContext(ctx, "SELECT version FROM "+v.table()+" ORDER BY version DESC")
+func listVersions(ctx context.Context, db database.DBTxConn, table string) (list []*database.ListMigrationsResult, err error) {
+	rows, err := db.QueryContext(ctx, "SELECT version FROM "+table+" ORDER BY version DESC")
 	if err != nil {
 		return nil, err
 	}
