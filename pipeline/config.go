@@ -34,7 +34,8 @@ type Config struct {
 	// Poller is the fallback.
 	Poller PollerConfig
 	// Lease is how long a claim lasts before another process may take it over.
-	// It is renewed while a handler runs, at a third of its length. Default 60 s.
+	// It is renewed while a handler runs, at a third of its length. Default 60 s, at most
+	// [delivery.LongestLease].
 	Lease time.Duration
 	// ShutdownTimeout is how long Run waits for running handlers after its context
 	// ended before it cancels them. Deliveries that had not started are given back at
@@ -113,6 +114,10 @@ type Handler struct {
 // records durable, or have handled them, when it returns: the position moves on
 // after that. It may be called more than once for a record (B22). An error is retried with the
 // same records, and the position waits; the poller and the handlers go on.
+//
+// When the pipeline stops, the callback's context ends after 5 s. One that is still running 2 s later is
+// abandoned: Run returns without it, its records come again after the next start, and whatever it does then is
+// its own affair.
 type Trigger struct {
 	// Name identifies the trigger in logs and metrics. Required, unique.
 	Name string

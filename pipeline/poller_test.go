@@ -358,7 +358,7 @@ func TestPollerDoesNotSpinInFrontOfACrowd(t *testing.T) {
 		if n := b.store.noted("look") - looks; n > 10*60 {
 			t.Errorf("%d looks in 10 minutes", n)
 		}
-		if b.book.lines("undelivered events failed") != 1 || b.book.lines("mark: none") != 1 {
+		if b.book.lines("undelivered events failed") != 1 || b.book.lines("hide those behind them") != 1 {
 			t.Errorf("log:\n%s", b.book)
 		}
 		if _, err := b.p.trouble.present(); !errors.Is(err, errCrowded) {
@@ -433,8 +433,8 @@ func TestPollerDoesNotAskWhenNobodyListens(t *testing.T) {
 		b.p.types = delivery.Match{}
 		b.launch(t)
 		elapse(time.Minute)
-		if b.store.noted("look") != 0 {
-			t.Error("looked (A44)")
+		if n := b.store.noted("look"); n != 2 { // the sweeps, which must know the time to close gaps
+			t.Errorf("looked %d times (A44)", n)
 		}
 		if b.store.closed != 1 {
 			t.Error("gaps are not closed")
@@ -468,7 +468,7 @@ func TestPollerLooksAdaptToTheWeightOfPayloads(t *testing.T) {
 		b.ledger(t, 2200)
 		most := 0
 		for i, s := range b.obs.fanned {
-			if i > 0 && i < 20 && s.Events*900 > 2*10_000 {
+			if i < 18 && s.Events*900 > 10_000 {
 				t.Errorf("look %d brought %d events of 900 bytes", i, s.Events)
 			}
 			most = max(most, s.Events)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
@@ -91,9 +92,42 @@ func (m *matching) handle(_, work context.Context, _ place) error {
 	return m.trigger.call(work, m.records)
 }
 
-// call runs the callback; a panic is an error like any other, so that one bad
-// callback does not end the process.
-func (t *recordCreatedTrigger) call(ctx context.Context, records []RecordCreated) (err error) {
+// callbackPatience is how much longer than its context a callback is waited for.
+const callbackPatience = 2 * time.Second
+
+var (
+	errAbandoned = errors.New("the callback ignores that its context has ended, and is not waited for any longer")
+	errGoexit    = errors.New("the callback ended its goroutine")
+)
+
+// call runs the callback. One that ignores the end of its context does not hold up the stop: it is
+// left to itself, and its records, which are not acknowledged, come again.
+func (t *recordCreatedTrigger) call(ctx context.Context, records []RecordCreated) error {
+	done := make(chan error, 1)
+	go func() {
+		err := errGoexit
+		defer func() { done <- err }()
+		err = t.guarded(ctx, records)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(callbackPatience)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+		t.log.Error("a trigger's callback ignores that its context has ended; it is left to itself, and its records come again",
+			slog.String("trigger", t.Name), slog.Int("records", len(records)))
+		return errAbandoned
+	}
+}
+
+// guarded makes a panic an error like any other, so that one bad callback does not end the process.
+func (t *recordCreatedTrigger) guarded(ctx context.Context, records []RecordCreated) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			t.log.Error("a trigger's callback panicked", slog.String("trigger", t.Name), slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
