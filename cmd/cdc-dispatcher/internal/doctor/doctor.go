@@ -48,6 +48,9 @@ type Config struct {
 	// Undelivered is how long an event that a handler wants may wait for its
 	// fan-out. Default 5 min.
 	Undelivered time.Duration
+	// LargeTable is how many rows a table may have of which the poller reads all, each
+	// time. Default 500,000.
+	LargeTable float64
 
 	// now is this clock; tests set it.
 	now func() time.Time
@@ -62,6 +65,7 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.MaxSkew, time.Second)
 	orDefault(&c.LongTransaction, 10*time.Minute)
 	orDefault(&c.Undelivered, 5*time.Minute)
+	orDefault(&c.LargeTable, 500_000)
 	if c.now == nil {
 		c.now = time.Now
 	}

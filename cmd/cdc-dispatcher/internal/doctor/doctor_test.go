@@ -329,6 +329,17 @@ func illnesses() []illness {
 		{name: "an index that the poller cannot use", code: codePollIndex, status: Warn, says: `WHERE "delivered" IS NOT TRUE`,
 			ail: sql("ALTER TABLE eventlog.events ALTER delivered DROP NOT NULL")},
 
+		{name: "a large table that is read as a whole", code: codePollIndex, status: Warn, says: "set look_back",
+			ail: func(p *patient) {
+				p.exec(`CREATE TABLE public.box (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb, at timestamptz)`,
+					"INSERT INTO public.box SELECT gen_random_uuid(), 'a', 'b', 'c', '{}', now() FROM generate_series(1, 2000)",
+					"ANALYZE public.box", "CREATE INDEX ON public.box (at)",
+					"GRANT SELECT ON public.box TO app", "ALTER PUBLICATION cdc_dispatcher SET TABLE public.box")
+				p.cfg.Table, p.cfg.LargeTable = schema.Debezium("public", "box"), 1000
+				p.cfg.Table.Columns.Date = "at"
+			},
+			after: func(p *patient) { p.cfg.Table.LookBack = time.Hour }},
+
 		{name: "rows without id", code: codeNullIDs, status: Warn, says: "cannot have a delivery",
 			ail: sql("ALTER TABLE eventlog.events DROP CONSTRAINT events_pkey, ALTER id DROP NOT NULL",
 				insertEvent, "UPDATE eventlog.events SET id = NULL")},

@@ -64,6 +64,7 @@ type publication struct {
 	partitioned            bool
 	columns                []string // nil: all
 	mayCreate, mayAddTable bool
+	mayAlter               bool
 }
 
 func (s *session) publication(ctx context.Context) (p publication, exists bool, err error) {
@@ -76,12 +77,13 @@ func (s *session) publication(ctx context.Context) (p publication, exists bool, 
 		       r.prqual IS NOT NULL, t.relkind = 'p',
 		       (SELECT array_agg(a.attname::text) FROM unnest(r.prattrs::int2[]) k(n) JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.n),
 		       has_database_privilege(current_database(), 'CREATE') AND pg_has_role(t.relowner, 'USAGE'),
-		       coalesce(pg_has_role(p.pubowner, 'USAGE') AND pg_has_role(t.relowner, 'USAGE'), false)
+		       coalesce(pg_has_role(p.pubowner, 'USAGE') AND pg_has_role(t.relowner, 'USAGE'), false),
+		       coalesce(pg_has_role(p.pubowner, 'USAGE'), false)
 		FROM pg_class t
 		LEFT JOIN pg_publication p ON p.pubname = $2
 		LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = t.oid
 		WHERE t.oid = $1::text::regclass`, []any{s.quotedTable(), s.cfg.Publication},
-		&exists, &p.insert, &p.viaRoot, &p.contains, &p.filtered, &p.partitioned, &p.columns, &p.mayCreate, &p.mayAddTable)
+		&exists, &p.insert, &p.viaRoot, &p.contains, &p.filtered, &p.partitioned, &p.columns, &p.mayCreate, &p.mayAddTable, &p.mayAlter)
 	return p, exists, err
 }
 
@@ -134,8 +136,10 @@ func checkPublished(ctx context.Context, s *session) (Finding, error) {
 			Fix: again, Hint: hintOwner}, nil
 	case p.filtered:
 		return Finding{Status: Warn, Message: "the publication has a row filter: rows that it hides are found by the poller only", Fix: again, Hint: hintOwner}, nil
+	case p.partitioned && !p.viaRoot && s.cfg.Create && p.mayAlter:
+		return Finding{Status: OK, Message: "the publication announces rows under the names of partitions; run changes that"}, nil
 	case p.partitioned && !p.viaRoot:
-		return Finding{Status: Warn, Message: "the publication announces rows under the names of partitions, which costs time",
+		return Finding{Status: Fail, Message: "the publication announces rows under the names of partitions: of one that is gone, nobody can tell whose it was",
 			Fix: []string{fmt.Sprintf("ALTER PUBLICATION %s SET (publish_via_partition_root = true)", name)}, Hint: "run it as the owner of the publication"}, nil
 	}
 	return Finding{Status: OK, Message: "inserts into the event table are published"}, nil

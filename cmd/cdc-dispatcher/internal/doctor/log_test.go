@@ -54,7 +54,7 @@ func logIllnesses(major int) []illness {
 		{name: "the table is not published", code: codePublished, status: Fail, says: "ADD TABLE", ail: sql("ALTER PUBLICATION cdc_dispatcher DROP TABLE eventlog.events")},
 		{name: "a column list", code: codePublished, status: Fail, says: "payload", ail: sql("ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events (id, event_type)")},
 		{name: "a row filter", code: codePublished, status: Warn, says: "row filter", ail: sql("ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events WHERE (namespace <> 'x')")},
-		{name: "partitions under their own names", code: codePublished, status: Warn, says: "partition",
+		{name: "partitions under their own names", code: codePublished, status: Fail, says: "publish_via_partition_root = true",
 			ail: func(p *patient) {
 				p.exec("CREATE TABLE public.box (id uuid, type text, payload jsonb, aggregateid text, aggregatetype text) PARTITION BY HASH (id)",
 					"GRANT SELECT ON public.box TO app", "CREATE PUBLICATION box FOR TABLE public.box", "ALTER TABLE public.box ALTER id SET NOT NULL")
@@ -98,6 +98,23 @@ func logIllnesses(major int) []illness {
 			ail: sql("ALTER SYSTEM SET idle_replication_slot_timeout = '10min'", "SELECT pg_reload_conf()")})
 	}
 	return list
+}
+
+// What run mends by itself is no finding.
+func TestDoctor_RunMendsAPublicationOfItsOwn(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		p := admit(t, hospital(t, major), 1)
+		p.exec("CREATE TABLE public.box (id uuid NOT NULL, type text, payload jsonb, aggregateid text, aggregatetype text) PARTITION BY HASH (id)",
+			"ALTER TABLE public.box OWNER TO app", "CREATE PUBLICATION box FOR TABLE public.box", "ALTER PUBLICATION box OWNER TO app")
+		p.cfg.Table, p.cfg.Publication, p.cfg.Create = schema.Debezium("public", "box"), "box", true
+		if r := Run(t.Context(), p.cfg); r.Worst() != OK || !strings.Contains(text(r), "run changes that") {
+			t.Errorf("with the right to change it:\n%s", text(r))
+		}
+		p.cfg.Create = false
+		if found := findings(Run(t.Context(), p.cfg)); len(found) != 1 || found[0].Code != codePublished || found[0].Status != Fail {
+			t.Errorf("where somebody else does it: %+v", found)
+		}
+	})
 }
 
 // loseSlot lets the server invalidate the slot.

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -208,7 +209,7 @@ func (s *session) own(table string) string { return ident(s.cfg.Schema) + "." + 
 func checkPollIndex(ctx context.Context, s *session) (Finding, error) {
 	t := s.cfg.Table
 	if t.Mark.Kind == schema.MarkNone && (t.Columns.Date == "" || t.LookBack == 0) {
-		return Finding{Status: OK, Message: "the poller reads the whole table: it has no mark, and no date to look back by"}, nil
+		return checkWholeTable(ctx, s)
 	}
 	key := t.Mark.Column
 	if t.Mark.Kind == schema.MarkNone {
@@ -236,6 +237,45 @@ func checkPollIndex(ctx context.Context, s *session) (Finding, error) {
 	}
 	return Finding{Status: Warn, Message: "the poller reads the whole event table: no index leads to the events that are not fanned out",
 		Fix: []string{s.pollIndex(notNull, partitioned)}, Hint: hintOwner}, nil
+}
+
+// checkWholeTable: without a mark and without look_back each look of the poller reads every
+// row, which in a large table may take longer than a look may.
+func checkWholeTable(ctx context.Context, s *session) (Finding, error) {
+	rows, err := s.estimate(ctx)
+	if err != nil {
+		return Finding{}, err
+	}
+	f := Finding{Status: OK, Message: "the poller reads the whole table: it has no mark, and no look_back bounds the look",
+		Value: fmt.Sprintf("about %.0f rows", rows)}
+	if rows <= s.cfg.LargeTable {
+		return f, nil
+	}
+	f.Status, f.Hint = Warn, "give the table a mark; or name its date column (columns.date) and set look_back, which is to be longer than the dispatcher may ever be away"
+	if s.cfg.Table.Columns.Date != "" {
+		f.Hint = "set look_back under the table, longer than the dispatcher may ever be away; or give the table a mark"
+	}
+	return f, nil
+}
+
+// estimate is how many rows the planner expects in the event table.
+func (s *session) estimate(ctx context.Context) (float64, error) {
+	var plan []byte
+	if err := s.row(ctx, "EXPLAIN (FORMAT JSON) SELECT FROM "+s.quotedTable(), nil, &plan); err != nil {
+		return 0, err
+	}
+	var plans []struct {
+		Plan struct {
+			Rows float64 `json:"Plan Rows"`
+		}
+	}
+	if err := json.Unmarshal(plan, &plans); err != nil {
+		return 0, fmt.Errorf("read the planner's estimate: %w", err)
+	}
+	if len(plans) != 1 {
+		return 0, fmt.Errorf("the planner made %d plans of one statement", len(plans))
+	}
+	return plans[0].Plan.Rows, nil
 }
 
 // pollIndex is the statement that creates the index that serves the poller best.
