@@ -3,13 +3,14 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
 // Admin answers an operator's questions and carries out an operator's orders. It works on
@@ -21,54 +22,17 @@ import (
 // many.
 type Admin struct {
 	*Store
-	cfg AdminConfig
-}
-
-// AdminConfig bounds what questions may cost. The zero value of each field is its default.
-type AdminConfig struct {
-	// Timeout of one statement of a question. Default 5 s.
-	Timeout time.Duration
-	// CountLimit is where counting stops. Default 10,000.
-	CountLimit int
+	cfg admin.Config
 }
 
 // NewAdmin returns the Admin of a store. It does not connect.
-func NewAdmin(s *Store, cfg AdminConfig) *Admin {
-	if cfg.Timeout <= 0 {
-		cfg.Timeout = 5 * time.Second
-	}
-	if cfg.CountLimit <= 0 {
-		cfg.CountLimit = 10_000
-	}
-	return &Admin{Store: s, cfg: cfg}
+func NewAdmin(s *Store, cfg admin.Config) *Admin {
+	return &Admin{Store: s, cfg: cfg.WithDefaults()}
 }
 
 // orderTimeout bounds one statement of an order, which may wait for rows that others have
 // locked.
 const orderTimeout = time.Minute
-
-// Errors that an operator can act on.
-var (
-	// ErrNotFound: there is no such event, delivery or handler.
-	ErrNotFound = errors.New("not found")
-	// ErrSlow: the answer took longer than the time limit; a narrower filter may not.
-	ErrSlow = errors.New("took longer than the time limit")
-)
-
-// Count is a number that was counted up to a limit.
-type Count struct {
-	N int64 `json:"n"`
-	// More says that counting stopped at N; there may be more.
-	More bool `json:"more,omitempty"`
-}
-
-// String returns "12" or "10000+".
-func (c Count) String() string {
-	if c.More {
-		return strconv.FormatInt(c.N, 10) + "+"
-	}
-	return strconv.FormatInt(c.N, 10)
-}
 
 // read runs fn in a read-only transaction with the time limit.
 func (a *Admin) read(ctx context.Context, fn func(pgx.Tx) error) error {
@@ -90,7 +54,7 @@ func (a *Admin) transaction(ctx context.Context, o pgx.TxOptions, limit time.Dur
 		return fn(tx)
 	})
 	if sqlState(err) == codeQueryCanceled && ctx.Err() == nil {
-		return fmt.Errorf("%w of %s", ErrSlow, limit)
+		return fmt.Errorf("%w of %s", admin.ErrSlow, limit)
 	}
 	return err
 }

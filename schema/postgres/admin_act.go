@@ -12,108 +12,40 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
-
-// Order is what all changes by a person have in common.
-type Order struct {
-	// Actor is who asks for it. Required.
-	Actor string
-	// Reason is why; it may be empty.
-	Reason string
-	// RequestID, when not empty, makes the order idempotent: a second one with the same id,
-	// within a day, changes nothing and returns what the first one did (Q38).
-	RequestID string
-	// Limit bounds the deliveries that one order changes. Default and most: 10,000.
-	// Give the order again, with another RequestID, while More is true.
-	Limit int
-}
-
-const orderLimit = 10_000
-
-func (o Order) limit() int {
-	if o.Limit <= 0 {
-		return orderLimit
-	}
-	return min(o.Limit, orderLimit)
-}
-
-var errNoActor = errors.New("an order needs an actor, for the audit log")
-
-// ErrStates is for a filter that names only states that the order never touches, such as SUCCEEDED
-// without [Retry.Succeeded].
-var ErrStates = errors.New("the order does not concern deliveries in this state")
-
-// Done is what an order did.
-type Done struct {
-	// Count of deliveries that were changed.
-	Count int64 `json:"count"`
-	// More says that the order's limit was reached; others may be left.
-	More bool `json:"more,omitempty"`
-	// Repeated says that an order with this request id had been carried out before.
-	Repeated bool `json:"repeated,omitempty"`
-}
-
-// Retry asks for deliveries to be tried again.
-type Retry struct {
-	Order
-	Filter Filter
-	// Succeeded includes deliveries that have succeeded; their handlers run again.
-	Succeeded bool
-	// ResetAttempts counts failed attempts from zero again, so that the retry delays start
-	// small. The history keeps its lines either way.
-	ResetAttempts bool
-}
-
-// retryable are the states that a person can send back: all but PENDING, which is waiting
-// anyway, and SUCCEEDED, which must be asked for.
-func (r Retry) retryable() []delivery.State {
-	states := []delivery.State{delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked, delivery.Discarded}
-	if r.Succeeded {
-		states = append(states, delivery.Succeeded)
-	}
-	return states
-}
 
 // RetryDeliveries makes deliveries PENDING and due now, with a fresh count of claims and a
 // retry window that begins now. Those that a process is working on are left alone.
-func (a *Admin) RetryDeliveries(ctx context.Context, r Retry) (Done, error) {
+func (a *Admin) RetryDeliveries(ctx context.Context, r admin.Retry) (admin.Done, error) {
 	attempts := "d.attempts"
 	if r.ResetAttempts {
 		attempts = "0"
 	}
 	done, err := a.change(ctx, r.Order, change{
-		action: "deliveries.retry", outcome: ManualRetry, filter: r.Filter, states: r.retryable(),
+		action: "deliveries.retry", outcome: admin.ManualRetry, filter: r.Filter, states: r.States(),
 		set: `state = 'PENDING', attempts = ` + attempts + `, claim_count = 0, lost_claims = NULL, next_retry_at = c.now, retried_date = c.now,
 			reason = NULL, last_error = NULL, finished_date = NULL`,
 		detail: map[string]any{"succeeded": r.Succeeded, "reset_attempts": r.ResetAttempts},
 	})
 	if err != nil {
-		return Done{}, fmt.Errorf("retry deliveries: %w", err)
+		return admin.Done{}, fmt.Errorf("retry deliveries: %w", err)
 	}
 	return done, nil
 }
 
-// Discard asks for deliveries to be given up.
-type Discard struct {
-	Order
-	Filter Filter
-}
-
-// ReasonByHand is the reason of deliveries that a person discarded without saying why.
-const ReasonByHand = "by_hand"
-
 // DiscardDeliveries ends deliveries that have not succeeded as DISCARDED. Those that a process is
 // working on are left alone.
-func (a *Admin) DiscardDeliveries(ctx context.Context, d Discard) (Done, error) {
+func (a *Admin) DiscardDeliveries(ctx context.Context, d admin.Discard) (admin.Done, error) {
 	done, err := a.change(ctx, d.Order, change{
-		action: "deliveries.discard", outcome: ManualDiscard, filter: d.Filter,
-		states: []delivery.State{delivery.Pending, delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked},
-		set: `state = 'DISCARDED', reason = COALESCE(NULLIF(c.why, ''), '` + ReasonByHand + `'),
+		action: "deliveries.discard", outcome: admin.ManualDiscard, filter: d.Filter,
+		states: d.States(),
+		set: `state = 'DISCARDED', reason = COALESCE(NULLIF(c.why, ''), '` + admin.ReasonByHand + `'),
 			finished_date = c.now`,
 		detail: map[string]any{},
 	})
 	if err != nil {
-		return Done{}, fmt.Errorf("discard deliveries: %w", err)
+		return admin.Done{}, fmt.Errorf("discard deliveries: %w", err)
 	}
 	return done, nil
 }
@@ -121,7 +53,7 @@ func (a *Admin) DiscardDeliveries(ctx context.Context, d Discard) (Done, error) 
 // change is an order about deliveries.
 type change struct {
 	action, outcome string
-	filter          Filter
+	filter          admin.Filter
 	// states that the order concerns; the filter may narrow them.
 	states []delivery.State
 	// set is the SET list; c is the clock, c.why the reason.
@@ -167,15 +99,15 @@ WITH clock AS MATERIALIZED (
 )
 SELECT count(*) FROM changed`
 
-func (a *Admin) change(ctx context.Context, o Order, c change) (done Done, err error) {
+func (a *Admin) change(ctx context.Context, o admin.Order, c change) (done admin.Done, err error) {
 	switch {
 	case o.Actor == "":
-		return Done{}, errNoActor
+		return admin.Done{}, admin.ErrNoActor
 	case !slices.ContainsFunc(c.states, c.concerns):
-		return Done{}, fmt.Errorf("%w: it is for deliveries in state %s", ErrStates, c.list(", "))
+		return admin.Done{}, fmt.Errorf("%w: it is for deliveries in state %s", admin.ErrStates, c.list(", "))
 	}
 	err = a.write(ctx, func(tx pgx.Tx) error {
-		done = Done{}
+		done = admin.Done{}
 		if done.Repeated, done.Count, err = a.ordered(ctx, tx, o, c.action); err != nil || done.Repeated {
 			return err
 		}
@@ -191,14 +123,14 @@ func (a *Admin) change(ctx context.Context, o Order, c change) (done Done, err e
 		statement := strings.NewReplacer(
 			"{now}", a.sql.now, "{deliveries}", a.sql.deliveries, "{attempts}", a.in("event_notification_attempts"),
 			"{where}", where, "{states}", "'"+c.list("', '")+"'", "{set}", c.set,
-			"{why}", args.add(clean(o.Reason), "text"), "{limit}", args.add(o.limit(), "bigint"),
+			"{why}", args.add(clean(o.Reason), "text"), "{limit}", args.add(o.Max(), "bigint"),
 			"{longest}", args.add(micros(delivery.LongestLease), "bigint"),
 			"{outcome}", args.add(c.outcome, "text"), "{message}", args.add(message, "text"),
 		).Replace(changeSQL)
 		if err := tx.QueryRow(ctx, statement, args...).Scan(&done.Count); err != nil {
 			return err
 		}
-		done.More = done.Count == int64(o.limit())
+		done.More = done.Count == int64(o.Max())
 		detail := map[string]any{"filter": c.filter}
 		maps.Copy(detail, c.detail)
 		if o.RequestID != "" {
@@ -214,7 +146,7 @@ const requestsKept = 24 * time.Hour
 
 // ordered says whether the order was carried out before. Two orders with one request id wait
 // for each other.
-func (a *Admin) ordered(ctx context.Context, tx pgx.Tx, o Order, action string) (before bool, count int64, err error) {
+func (a *Admin) ordered(ctx context.Context, tx pgx.Tx, o admin.Order, action string) (before bool, count int64, err error) {
 	if o.RequestID == "" {
 		return false, 0, nil
 	}
@@ -232,24 +164,8 @@ func (a *Admin) ordered(ctx context.Context, tx pgx.Tx, o Order, action string) 
 	return err == nil, count, err
 }
 
-// HandlerInfo is a row of the handlers table.
-type HandlerInfo struct {
-	Name    string   `json:"name"`
-	Aliases []string `json:"aliases,omitempty"`
-	Types   []string `json:"types"`
-	// Generation counts changes of aliases and types.
-	Generation int64 `json:"generation"`
-	// LastOwner is the process that served it last, LastSeen when, Silent for how long not.
-	LastOwner string        `json:"last_owner"`
-	LastSeen  time.Time     `json:"last_seen"`
-	Silent    time.Duration `json:"silent_ns"`
-	Created   time.Time     `json:"created"`
-	// Paused is nil while it runs.
-	Paused *delivery.Pause `json:"paused,omitempty"`
-}
-
 // ListHandlers returns every handler that a process ever served, by name.
-func (a *Admin) ListHandlers(ctx context.Context) (list []HandlerInfo, err error) {
+func (a *Admin) ListHandlers(ctx context.Context) (list []admin.HandlerInfo, err error) {
 	err = a.read(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `SELECT h.name, h.aliases, h.types, h.generation, h.last_owner, h.last_seen,
 			(extract(epoch FROM `+a.sql.now+` - h.last_seen) * 1000000)::bigint, h.created_date,
@@ -258,7 +174,7 @@ func (a *Admin) ListHandlers(ctx context.Context) (list []HandlerInfo, err error
 		if err != nil {
 			return err
 		}
-		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (h HandlerInfo, err error) {
+		list, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (h admin.HandlerInfo, err error) {
 			var silent int64
 			var p delivery.Pause
 			err = row.Scan(&h.Name, &h.Aliases, &h.Types, &h.Generation, &h.LastOwner, clampedTime{&h.LastSeen}, &silent,
@@ -279,7 +195,7 @@ func (a *Admin) ListHandlers(ctx context.Context) (list []HandlerInfo, err error
 
 // PauseHandler stops the handler's deliveries in every process, within a heartbeat. They wait as
 // PENDING. changed is false when it was paused before: the first pause stands. name may be an alias.
-// The error is [ErrNotFound] when no process ever served it.
+// The error is [admin.ErrNotFound] when no process ever served it.
 func (a *Admin) PauseHandler(ctx context.Context, name, by, why string) (changed bool, err error) {
 	return a.setPause(ctx, name, by, why, "handlers.pause",
 		"paused_by = $2::text, pause_reason = NULLIF($3::text, ''), paused_date = "+a.sql.now, "h.name = $1::text AND h.paused_date IS NULL")
@@ -296,7 +212,7 @@ func (a *Admin) ResumeHandler(ctx context.Context, name, by, why string) (change
 
 func (a *Admin) setPause(ctx context.Context, name, by, why, action, set, guard string) (changed bool, err error) {
 	if by == "" {
-		return false, errNoActor
+		return false, admin.ErrNoActor
 	}
 	err = a.write(ctx, func(tx pgx.Tx) error {
 		changed = false
@@ -304,7 +220,7 @@ func (a *Admin) setPause(ctx context.Context, name, by, why, action, set, guard 
 		err := tx.QueryRow(ctx, `SELECT h.name FROM `+a.in("handlers")+` AS h WHERE h.name = $1::text OR $1::text = ANY (h.aliases)
 			ORDER BY h.name <> $1::text LIMIT 1 FOR UPDATE`, clean(name)).Scan(&canonical)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return ErrNotFound
+			return admin.ErrNotFound
 		}
 		if err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
 )
 
@@ -33,7 +34,7 @@ func TestQ31_OverviewReadsNoMoreThanItCounts(t *testing.T) {
 			t.Fatal(err)
 		}
 		const limit = 50
-		a := NewAdmin(store, AdminConfig{CountLimit: limit})
+		a := NewAdmin(store, admin.Config{CountLimit: limit})
 		for name, sql := range map[string]string{"open": openSQL, "stuck": stuckNamesSQL} {
 			var plan []byte
 			if err := a.read(t.Context(), func(tx pgx.Tx) error {

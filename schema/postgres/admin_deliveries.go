@@ -11,80 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
-
-// Delivery is one row of event_notifications, without the copy of its event.
-type Delivery struct {
-	ID      uuid.UUID `json:"id"`
-	EventID string    `json:"event_id"`
-	// Handler is the stored name, which may be an alias.
-	Handler   string         `json:"handler"`
-	EventType string         `json:"event_type"`
-	ModelType string         `json:"model_type,omitempty"`
-	ModelID   string         `json:"model_id,omitempty"`
-	EventDate time.Time      `json:"event_date"`
-	State     delivery.State `json:"state"`
-	// Attempts counts failed attempts, Claims all that began.
-	Attempts int `json:"attempts"`
-	Claims   int `json:"claims"`
-	// Due is when the next attempt may begin; of a leased delivery, when its lease ends.
-	Due time.Time `json:"due"`
-	// Leased says that a process is working on it until LeaseUntil.
-	Leased     bool      `json:"leased,omitempty"`
-	LeaseOwner string    `json:"lease_owner,omitempty"`
-	LeaseUntil time.Time `json:"lease_until,omitzero"`
-	Created    time.Time `json:"created"`
-	Updated    time.Time `json:"updated"`
-	Finished   time.Time `json:"finished,omitzero"`
-	// Retried is when a person last asked for it again.
-	Retried   time.Time `json:"retried,omitzero"`
-	Reason    string    `json:"reason,omitempty"`
-	LastError string    `json:"last_error,omitempty"`
-}
-
-// Attempt is one line of a delivery's history: an attempt that did not succeed, or what
-// a person did.
-type Attempt struct {
-	// Attempt is the number of the claim; of a manual one, how many there had been.
-	Attempt int `json:"attempt"`
-	// Outcome is the state that it led to, [ManualRetry] or [ManualDiscard].
-	Outcome string        `json:"outcome"`
-	Reason  string        `json:"reason,omitempty"`
-	Error   string        `json:"error,omitempty"`
-	Message string        `json:"message,omitempty"`
-	Started time.Time     `json:"started"`
-	Took    time.Duration `json:"took_ns"`
-}
-
-// Outcomes of manual lines of the history. Their Reason and Error are what the delivery had
-// before, their Message says who did it and why.
-const (
-	ManualRetry   = "MANUAL_RETRY"
-	ManualDiscard = "MANUAL_DISCARD"
-)
-
-// Page bounds a list.
-type Page struct {
-	// Limit of the rows. Default 50, at most 1000.
-	Limit int
-	// After is the Next of the page before; empty for the first.
-	After string
-}
-
-func (p Page) limit() int {
-	if p.Limit <= 0 {
-		return 50
-	}
-	return min(p.Limit, 1000)
-}
-
-// Deliveries is one page, newest first.
-type Deliveries struct {
-	Deliveries []Delivery `json:"deliveries"`
-	// Next is the After of the next page; empty when this is the last.
-	Next string `json:"next,omitempty"`
-}
 
 const deliveryColumns = `d.id, d.event_id::text, d.handler_name, d.event_type, COALESCE(d.model_type, ''), COALESCE(d.model_id, ''),
 	d.event_date, d.state, d.attempts, COALESCE(d.claim_count, d.attempts), d.next_retry_at, COALESCE(d.lease_until > {now}, false),
@@ -92,7 +20,7 @@ const deliveryColumns = `d.id, d.event_id::text, d.handler_name, d.event_type, C
 	COALESCE(d.reason, ''), COALESCE(d.last_error, '')`
 
 // targets are what deliveryColumns are scanned into.
-func (d *Delivery) targets(id *pgtype.UUID) []any {
+func targets(d *admin.Delivery, id *pgtype.UUID) []any {
 	return []any{
 		id, &d.EventID, &d.Handler, &d.EventType, &d.ModelType, &d.ModelID,
 		clampedTime{&d.EventDate}, &d.State, &d.Attempts, &d.Claims, clampedTime{&d.Due}, &d.Leased,
@@ -118,10 +46,10 @@ func (s clampedTime) ScanTimestamp(v pgtype.Timestamp) error {
 
 // ListDeliveries returns deliveries, newest first. Pages are cut by key: rows that appear
 // meanwhile shift nothing.
-func (a *Admin) ListDeliveries(ctx context.Context, f Filter, p Page) (Deliveries, error) {
-	var list Deliveries
+func (a *Admin) ListDeliveries(ctx context.Context, f admin.Filter, p admin.Page) (admin.Deliveries, error) {
+	var list admin.Deliveries
 	err := a.read(ctx, func(tx pgx.Tx) error {
-		list = Deliveries{}
+		list = admin.Deliveries{}
 		var args arguments
 		where, err := a.where(ctx, tx, f, &args)
 		if err != nil {
@@ -135,7 +63,7 @@ func (a *Admin) ListDeliveries(ctx context.Context, f Filter, p Page) (Deliverie
 			where += " AND d.id < " + args.add(after.String(), "text") + "::uuid"
 		}
 		rows, err := tx.Query(ctx, "SELECT "+a.clocked(deliveryColumns)+" FROM "+a.sql.deliveries+" AS d WHERE "+where+
-			" ORDER BY d.id DESC LIMIT "+args.add(p.limit()+1, "bigint"), args...)
+			" ORDER BY d.id DESC LIMIT "+args.add(p.Size()+1, "bigint"), args...)
 		if err != nil {
 			return err
 		}
@@ -143,24 +71,24 @@ func (a *Admin) ListDeliveries(ctx context.Context, f Filter, p Page) (Deliverie
 		return err
 	})
 	if err != nil {
-		return Deliveries{}, fmt.Errorf("list deliveries: %w", err)
+		return admin.Deliveries{}, fmt.Errorf("list deliveries: %w", err)
 	}
-	if n := p.limit(); len(list.Deliveries) > n {
+	if n := p.Size(); len(list.Deliveries) > n {
 		list.Deliveries = list.Deliveries[:n]
 		list.Next = list.Deliveries[n-1].ID.String()
 	}
 	return list, nil
 }
 
-func scanDelivery(row pgx.CollectableRow) (d Delivery, err error) {
+func scanDelivery(row pgx.CollectableRow) (d admin.Delivery, err error) {
 	var id pgtype.UUID
-	err = row.Scan(d.targets(&id)...)
+	err = row.Scan(targets(&d, &id)...)
 	d.ID = id.Bytes
 	return d, err
 }
 
 // CountDeliveries counts up to the count limit.
-func (a *Admin) CountDeliveries(ctx context.Context, f Filter) (n Count, err error) {
+func (a *Admin) CountDeliveries(ctx context.Context, f admin.Filter) (n admin.Count, err error) {
 	err = a.read(ctx, func(tx pgx.Tx) error {
 		var args arguments
 		where, err := a.where(ctx, tx, f, &args)
@@ -171,37 +99,25 @@ func (a *Admin) CountDeliveries(ctx context.Context, f Filter) (n Count, err err
 		return err
 	})
 	if err != nil {
-		return Count{}, fmt.Errorf("count deliveries: %w", err)
+		return admin.Count{}, fmt.Errorf("count deliveries: %w", err)
 	}
 	return n, nil
 }
 
 // count counts rows up to the count limit.
-func (a *Admin) count(ctx context.Context, tx pgx.Tx, from, where string, args arguments) (n Count, err error) {
+func (a *Admin) count(ctx context.Context, tx pgx.Tx, from, where string, args arguments) (n admin.Count, err error) {
 	limit := args.add(a.cfg.CountLimit, "bigint")
 	err = tx.QueryRow(ctx, "SELECT count(*) FROM (SELECT FROM "+from+" WHERE "+where+" LIMIT "+limit+") AS counted", args...).Scan(&n.N)
 	n.More = n.N >= int64(a.cfg.CountLimit)
 	return n, err
 }
 
-// DeliveryStory is all that is known of one delivery.
-type DeliveryStory struct {
-	Delivery
-	// Event is the copy of the event in the delivery row: what its handler is given.
-	Event EventData `json:"event"`
-	// History is what happened to it, oldest first, at most [historyLimit] lines from the end.
-	History []Attempt `json:"history"`
-}
-
-// historyLimit is the most lines of one delivery's history that are shown.
-const historyLimit = 500
-
 const storyColumns = `, d.namespace, d.action_id::text, d.action_name, d.action_params::text, d.started_date, d.completion_date,
 	COALESCE(d.payload_raw, convert_to(d.payload::text, 'UTF8')), COALESCE(d.traceparent, ''), d.headers::text`
 
-// ShowDelivery returns one delivery with its history. Its error is [ErrNotFound] when there is none.
-func (a *Admin) ShowDelivery(ctx context.Context, id uuid.UUID) (DeliveryStory, error) {
-	var story DeliveryStory
+// ShowDelivery returns one delivery with its history. Its error is [admin.ErrNotFound] when there is none.
+func (a *Admin) ShowDelivery(ctx context.Context, id uuid.UUID) (admin.DeliveryStory, error) {
+	var story admin.DeliveryStory
 	err := a.read(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, "SELECT "+a.clocked(deliveryColumns)+storyColumns+" FROM "+a.sql.deliveries+" AS d WHERE d.id = $1::text::uuid", id.String())
 		if err != nil {
@@ -214,19 +130,19 @@ func (a *Admin) ShowDelivery(ctx context.Context, id uuid.UUID) (DeliveryStory, 
 		return err
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = ErrNotFound
+		err = admin.ErrNotFound
 	}
 	if err != nil {
-		return DeliveryStory{}, fmt.Errorf("delivery %s: %w", id, err)
+		return admin.DeliveryStory{}, fmt.Errorf("delivery %s: %w", id, err)
 	}
 	return story, nil
 }
 
-func scanStory(row pgx.CollectableRow) (s DeliveryStory, err error) {
+func scanStory(row pgx.CollectableRow) (s admin.DeliveryStory, err error) {
 	var id pgtype.UUID
 	var params, headers *string
 	e := &s.Event.Event
-	err = row.Scan(append(s.targets(&id), &e.Namespace, &e.ActionID, &e.ActionName, &params, clampedTime{&e.StartedDate},
+	err = row.Scan(append(targets(&s.Delivery, &id), &e.Namespace, &e.ActionID, &e.ActionName, &params, clampedTime{&e.StartedDate},
 		clampedTime{&e.CompletionDate}, (*[]byte)(&e.Payload), &e.Traceparent, &headers)...)
 	s.ID = id.Bytes
 	e.ID, e.Type, e.ModelType, e.ModelID, e.Date = s.EventID, s.EventType, s.ModelType, s.ModelID, s.EventDate
@@ -241,15 +157,15 @@ func document(text *string) json.RawMessage {
 	return json.RawMessage(*text)
 }
 
-func (a *Admin) history(ctx context.Context, tx pgx.Tx, id uuid.UUID) ([]Attempt, error) {
+func (a *Admin) history(ctx context.Context, tx pgx.Tx, id uuid.UUID) ([]admin.Attempt, error) {
 	rows, err := tx.Query(ctx, `SELECT * FROM (
 		SELECT h.attempt, h.outcome, COALESCE(h.reason, ''), COALESCE(h.error, ''), COALESCE(h.message, ''), h.started_date, h.duration_us, h.id
 		FROM `+a.in("event_notification_attempts")+` AS h WHERE h.delivery_id = $1::text::uuid ORDER BY h.id DESC LIMIT $2::bigint) AS last
-		ORDER BY id`, id.String(), historyLimit)
+		ORDER BY id`, id.String(), admin.HistoryLimit)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (t Attempt, err error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (t admin.Attempt, err error) {
 		var us, line int64
 		err = row.Scan(&t.Attempt, &t.Outcome, &t.Reason, &t.Error, &t.Message, clampedTime{&t.Started}, &us, &line)
 		t.Took = time.Duration(us) * time.Microsecond

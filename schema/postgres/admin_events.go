@@ -3,52 +3,16 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
-
-// EventSummary is one row of the event table without its payload, and what became of it.
-type EventSummary struct {
-	ID string `json:"id"`
-	// Key is the row's own key when the id is derived from it.
-	Key       string    `json:"key,omitempty"`
-	Type      string    `json:"type"`
-	Date      time.Time `json:"date,omitzero"`
-	Namespace string    `json:"namespace,omitempty"`
-	ModelType string    `json:"model_type,omitempty"`
-	ModelID   string    `json:"model_id,omitempty"`
-	// Pending says that no path has fanned it out yet.
-	Pending bool `json:"pending,omitempty"`
-	// Deliveries counts its deliveries by state.
-	Deliveries map[delivery.State]int `json:"deliveries"`
-}
-
-// EventFilter chooses events. Sentinel rows, which have no type, are never chosen.
-type EventFilter struct {
-	// Type is exact, "order.*" for a prefix, "*" or empty for all.
-	Type string
-	// Pending chooses those that no path has fanned out.
-	Pending bool
-	// Since and Until bound the event's date, Since ≤ date < Until, if the table has one.
-	Since, Until time.Time
-}
-
-// Events is one page, newest first; by key when the table has no date.
-type Events struct {
-	Events []EventSummary `json:"events"`
-	// Next is the After of the next page; empty when this is the last.
-	Next string `json:"next,omitempty"`
-}
 
 // pageKey is where a page of events ends.
 type pageKey struct {
@@ -58,31 +22,31 @@ type pageKey struct {
 
 // ListEvents returns rows of the event table. On a table without an index on its date, every page
 // reads the whole table, within the time limit.
-func (a *Admin) ListEvents(ctx context.Context, f EventFilter, p Page) (Events, error) {
+func (a *Admin) ListEvents(ctx context.Context, f admin.EventFilter, p admin.Page) (admin.Events, error) {
 	t, err := a.eventTable(ctx)
 	if err != nil {
-		return Events{}, fmt.Errorf("list events: %w", err)
+		return admin.Events{}, fmt.Errorf("list events: %w", err)
 	}
 	var args arguments
 	where, err := t.eventsWhere(f, p, &args)
 	if err != nil {
-		return Events{}, fmt.Errorf("list events: %w", err)
+		return admin.Events{}, fmt.Errorf("list events: %w", err)
 	}
 	order := t.ref(t.Columns.ID) + " DESC"
 	if t.Columns.Date != "" {
 		order = t.ref(t.Columns.Date) + " DESC, " + order
 	}
-	var list Events
+	var list admin.Events
 	var keys []pageKey
 	err = a.read(ctx, func(tx pgx.Tx) error {
-		list, keys = Events{}, nil
+		list, keys = admin.Events{}, nil
 		rows, err := tx.Query(ctx, `SELECT `+t.summaryColumns()+`
-			FROM (SELECT * FROM `+t.from+` AS t WHERE `+where+` ORDER BY `+order+` LIMIT `+args.add(p.limit()+1, "bigint")+`) AS t
+			FROM (SELECT * FROM `+t.from+` AS t WHERE `+where+` ORDER BY `+order+` LIMIT `+args.add(p.Size()+1, "bigint")+`) AS t
 			ORDER BY `+order, args...)
 		if err != nil {
 			return err
 		}
-		list.Events, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e EventSummary, err error) {
+		list.Events, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e admin.EventSummary, err error) {
 			var key pageKey
 			err = row.Scan(&e.ID, &key.Key, &key.Date, &e.Type, clampedTime{&e.Date}, &e.Namespace, &e.ModelType, &e.ModelID, &e.Pending, &e.Deliveries)
 			if e.ID != key.Key {
@@ -94,20 +58,20 @@ func (a *Admin) ListEvents(ctx context.Context, f EventFilter, p Page) (Events, 
 		return err
 	})
 	if err != nil {
-		return Events{}, fmt.Errorf("list events: %w", err)
+		return admin.Events{}, fmt.Errorf("list events: %w", err)
 	}
-	if n := p.limit(); len(list.Events) > n {
+	if n := p.Size(); len(list.Events) > n {
 		list.Events = list.Events[:n]
 		next, err := json.Marshal(keys[n-1])
 		if err != nil {
-			return Events{}, err
+			return admin.Events{}, err
 		}
 		list.Next = string(next)
 	}
 	return list, nil
 }
 
-func (t *eventTable) eventsWhere(f EventFilter, p Page, args *arguments) (string, error) {
+func (t *eventTable) eventsWhere(f admin.EventFilter, p admin.Page, args *arguments) (string, error) {
 	conditions := []string{t.typed()}
 	and := func(format string, values ...any) { conditions = append(conditions, fmt.Sprintf(format, values...)) }
 	typ := parens(t.text(t.Columns.Type))
@@ -163,70 +127,16 @@ func (t *eventTable) summaryColumns() string {
 	}, ", ")
 }
 
-// EventData is an event that can be shown: its JSON form takes payloads that are none.
-type EventData struct{ event.Event }
-
-// MarshalJSON writes a payload that is JSON as "payload", other text as "payload_text", and bytes that
-// are no text as "payload_base64".
-func (e EventData) MarshalJSON() ([]byte, error) {
-	v := struct {
-		ID             string          `json:"id"`
-		Key            string          `json:"key,omitempty"`
-		Type           string          `json:"type"`
-		Date           time.Time       `json:"date,omitzero"`
-		Namespace      string          `json:"namespace,omitempty"`
-		ActionID       string          `json:"action_id,omitempty"`
-		ActionName     string          `json:"action_name,omitempty"`
-		ActionParams   json.RawMessage `json:"action_params,omitempty"`
-		StartedDate    time.Time       `json:"started_date,omitzero"`
-		CompletionDate time.Time       `json:"completion_date,omitzero"`
-		ModelType      string          `json:"model_type,omitempty"`
-		ModelID        string          `json:"model_id,omitempty"`
-		Traceparent    string          `json:"traceparent,omitempty"`
-		Headers        json.RawMessage `json:"headers,omitempty"`
-		Payload        json.RawMessage `json:"payload,omitempty"`
-		PayloadText    string          `json:"payload_text,omitempty"`
-		PayloadBase64  []byte          `json:"payload_base64,omitempty"`
-	}{
-		ID: e.ID, Key: e.Key, Type: e.Type, Date: e.Date, Namespace: e.Namespace,
-		ActionID: e.ActionID, ActionName: e.ActionName, ActionParams: e.ActionParams,
-		StartedDate: e.StartedDate, CompletionDate: e.CompletionDate,
-		ModelType: e.ModelType, ModelID: e.ModelID, Traceparent: e.Traceparent, Headers: e.Headers,
-	}
-	switch {
-	case json.Valid(e.Payload):
-		v.Payload = e.Payload
-	case utf8.Valid(e.Payload):
-		v.PayloadText = string(e.Payload)
-	default:
-		v.PayloadBase64 = e.Payload
-	}
-	return json.Marshal(v)
-}
-
-// EventStory is all that is known of one event.
-type EventStory struct {
-	// Event is the row of the event table; when that is gone, the copy in its oldest delivery.
-	Event EventData `json:"event"`
-	// InTable says that the event table has the row, Rows how many rows share the key.
-	InTable bool `json:"in_table"`
-	Rows    int  `json:"rows"`
-	// Pending says that no path has fanned it out yet.
-	Pending bool `json:"pending"`
-	// Deliveries with their history, by handler name, at most 200.
-	Deliveries []DeliveryStory `json:"deliveries"`
-}
-
-// ShowEvent returns one event by its id or by the key of its row. Its error is [ErrNotFound] when
+// ShowEvent returns one event by its id or by the key of its row. Its error is [admin.ErrNotFound] when
 // neither the event table nor a delivery knows it.
-func (a *Admin) ShowEvent(ctx context.Context, id string) (EventStory, error) {
+func (a *Admin) ShowEvent(ctx context.Context, id string) (admin.EventStory, error) {
 	t, err := a.eventTable(ctx)
 	if err != nil {
-		return EventStory{}, fmt.Errorf("event %s: %w", id, err)
+		return admin.EventStory{}, fmt.Errorf("event %s: %w", id, err)
 	}
-	var story EventStory
+	var story admin.EventStory
 	err = a.read(ctx, func(tx pgx.Tx) error {
-		story = EventStory{}
+		story = admin.EventStory{}
 		if err := a.eventRow(ctx, tx, t, id, &story); err != nil {
 			return err
 		}
@@ -248,9 +158,9 @@ func (a *Admin) ShowEvent(ctx context.Context, id string) (EventStory, error) {
 	})
 	switch {
 	case err != nil:
-		return EventStory{}, fmt.Errorf("event %s: %w", id, err)
+		return admin.EventStory{}, fmt.Errorf("event %s: %w", id, err)
 	case !story.InTable && len(story.Deliveries) == 0:
-		return EventStory{}, fmt.Errorf("event %s: %w", id, ErrNotFound)
+		return admin.EventStory{}, fmt.Errorf("event %s: %w", id, admin.ErrNotFound)
 	case !story.InTable:
 		story.Event = story.Deliveries[0].Event
 	}
@@ -258,7 +168,7 @@ func (a *Admin) ShowEvent(ctx context.Context, id string) (EventStory, error) {
 }
 
 // eventRow reads the row with the key. A text that cannot be a key is no row.
-func (a *Admin) eventRow(ctx context.Context, tx pgx.Tx, t *eventTable, key string, story *EventStory) error {
+func (a *Admin) eventRow(ctx context.Context, tx pgx.Tx, t *eventTable, key string, story *admin.EventStory) error {
 	column := t.columns[t.Columns.ID]
 	condition := t.ref(t.Columns.ID) + " = $1::text::" + column.typ
 	if column.base != oidUUID && column.base != oidText && column.base != oidVarchar {
@@ -299,44 +209,20 @@ func integer(s string) string {
 	return s
 }
 
-// Emit is an event to insert.
-type Emit struct {
-	// Actor is who does it. Required.
-	Actor string
-	// Type is required; Payload is the document, null when nil.
-	Type    string
-	Payload json.RawMessage
-	// ID is the key of the row. Empty lets the column's default decide, or draws a UUID.
-	ID string
-	// The rest is stored if the table has a column for it.
-	ModelType, ModelID, Namespace, ActionName string
-	Headers                                   json.RawMessage
-	Traceparent                               string
-}
-
-// Emitted is the inserted event.
-type Emitted struct {
-	// ID is the event id, Key the key of the row, the same where that is a UUID.
-	ID  string `json:"id"`
-	Key string `json:"key"`
-}
-
-var errNoType = errors.New("an event needs a type; a row without one is a sentinel that nobody gets")
-
 // EmitEvent inserts one row into the event table, as an application would, and a line into the
 // audit log, in one transaction. It fills the mapped columns; a table that demands more says so.
-func (a *Admin) EmitEvent(ctx context.Context, e Emit) (Emitted, error) {
+func (a *Admin) EmitEvent(ctx context.Context, e admin.Emit) (admin.Emitted, error) {
 	switch {
 	case e.Actor == "":
-		return Emitted{}, errNoActor
+		return admin.Emitted{}, admin.ErrNoActor
 	case e.Type == "":
-		return Emitted{}, errNoType
+		return admin.Emitted{}, admin.ErrNoType
 	}
 	t, err := a.eventTable(ctx)
 	if err != nil {
-		return Emitted{}, fmt.Errorf("emit event: %w", err)
+		return admin.Emitted{}, fmt.Errorf("emit event: %w", err)
 	}
-	var out Emitted
+	var out admin.Emitted
 	err = a.write(ctx, func(tx pgx.Tx) error {
 		var generated bool
 		if err := tx.QueryRow(ctx, `SELECT a.atthasdef OR a.attidentity <> '' FROM pg_catalog.pg_attribute AS a
@@ -355,13 +241,13 @@ func (a *Admin) EmitEvent(ctx context.Context, e Emit) (Emitted, error) {
 		return a.audit(ctx, tx, e.Actor, "events.emit", out.ID, 1, "", map[string]any{"type": clean(e.Type)})
 	})
 	if err != nil {
-		return Emitted{}, fmt.Errorf("emit event: %w", err)
+		return admin.Emitted{}, fmt.Errorf("emit event: %w", err)
 	}
 	return out, nil
 }
 
 // emitted returns the columns to insert and their values.
-func (t *eventTable) emitted(e Emit, generated bool, args *arguments) (names, values []string) {
+func (t *eventTable) emitted(e admin.Emit, generated bool, args *arguments) (names, values []string) {
 	c := &t.Columns
 	add := func(column, value string) {
 		if column != "" {

@@ -11,87 +11,19 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
-
-// Overview is the state of one source on one screen. Its numbers are counted up to the
-// count limit, so that it costs the same whatever the size of the tables.
-type Overview struct {
-	// Now is the database's clock.
-	Now time.Time `json:"now"`
-	// Handlers that are registered or have deliveries, by name.
-	Handlers []HandlerOverview `json:"handlers"`
-	// Undelivered counts events that no path has fanned out; Wanted those of them that a
-	// registered handler subscribes to: the others wait for one on purpose (A54).
-	Undelivered Count `json:"undelivered"`
-	Wanted      Count `json:"wanted"`
-	// OldestWanted is how long the oldest of those has waited; 0 when there is none or the
-	// table has no date.
-	OldestWanted time.Duration `json:"oldest_wanted_ns"`
-	// Unidentifiable counts undelivered events without a key, which can have no delivery.
-	Unidentifiable Count          `json:"unidentifiable"`
-	Sources        []SourceStatus `json:"sources"`
-	// Gaps that no sweep has closed, oldest first, at most 100.
-	Gaps []OpenGap `json:"gaps"`
-	// Incomplete names the parts above that took longer than the time limit and are empty.
-	Incomplete []string `json:"incomplete,omitempty"`
-}
-
-// HandlerOverview counts the deliveries of one stored handler name.
-type HandlerOverview struct {
-	Handler string `json:"handler"`
-	// Registered says that a process serves or served the name, or an alias of it.
-	Registered bool `json:"registered"`
-	// Paused is nil while it runs.
-	Paused *delivery.Pause          `json:"paused,omitempty"`
-	States map[delivery.State]Count `json:"states"`
-	// Leased deliveries are being worked on.
-	Leased int64 `json:"leased"`
-	// Oldest is the age of the oldest delivery that is PENDING or FAILED, among those that are
-	// counted: the ones that are due first.
-	Oldest time.Duration `json:"oldest_ns"`
-}
-
-// SourceStatus is what the process that reads a source last said of it.
-type SourceStatus struct {
-	Name     string        `json:"name"`
-	Owner    string        `json:"owner"`
-	Mode     string        `json:"mode"`
-	Detail   string        `json:"detail,omitempty"`
-	Position string        `json:"position,omitempty"`
-	Updated  time.Time     `json:"updated"`
-	Silent   time.Duration `json:"silent_ns"`
-}
-
-// OpenGap is a stretch of log that was not read and is not swept yet.
-type OpenGap struct {
-	Source   string    `json:"source"`
-	Reason   string    `json:"reason"`
-	Detail   string    `json:"detail"`
-	From     string    `json:"from,omitempty"`
-	To       string    `json:"to,omitempty"`
-	Detected time.Time `json:"detected"`
-}
-
-// Total adds up one state over all handlers.
-func (o Overview) Total(s delivery.State) Count {
-	var total Count
-	for _, h := range o.Handlers {
-		total.N += h.States[s].N
-		total.More = total.More || h.States[s].More
-	}
-	return total
-}
 
 // Overview looks at everything. A part that takes too long is left out and named; only an
 // error of another kind fails the whole.
-func (a *Admin) Overview(ctx context.Context) (Overview, error) {
+func (a *Admin) Overview(ctx context.Context) (admin.Overview, error) {
 	// Looked up first, because it takes a connection of its own.
 	table, err := a.eventTable(ctx)
 	if err != nil {
-		return Overview{}, fmt.Errorf("overview: %w", err)
+		return admin.Overview{}, fmt.Errorf("overview: %w", err)
 	}
-	o := Overview{}
-	handlers := map[string]*HandlerOverview{}
+	o := admin.Overview{}
+	handlers := map[string]*admin.HandlerOverview{}
 	for _, part := range []struct {
 		name string
 		run  func(context.Context, pgx.Tx) error
@@ -107,30 +39,30 @@ func (a *Admin) Overview(ctx context.Context) (Overview, error) {
 		{"gaps", func(ctx context.Context, tx pgx.Tx) error { return a.gaps(ctx, tx, &o) }},
 	} {
 		err := a.read(ctx, func(tx pgx.Tx) error { return part.run(ctx, tx) })
-		if errors.Is(err, ErrSlow) {
+		if errors.Is(err, admin.ErrSlow) {
 			o.Incomplete = append(o.Incomplete, part.name)
 			continue
 		}
 		if err != nil {
-			return Overview{}, fmt.Errorf("overview: %s: %w", part.name, err)
+			return admin.Overview{}, fmt.Errorf("overview: %s: %w", part.name, err)
 		}
 	}
 	for _, h := range handlers {
 		o.Handlers = append(o.Handlers, *h)
 	}
-	slices.SortFunc(o.Handlers, func(a, b HandlerOverview) int { return strings.Compare(a.Handler, b.Handler) })
+	slices.SortFunc(o.Handlers, func(a, b admin.HandlerOverview) int { return strings.Compare(a.Handler, b.Handler) })
 	return o, nil
 }
 
 // entry finds or makes the entry of a stored name.
-func entry(handlers map[string]*HandlerOverview, name string) *HandlerOverview {
+func entry(handlers map[string]*admin.HandlerOverview, name string) *admin.HandlerOverview {
 	if handlers[name] == nil {
-		handlers[name] = &HandlerOverview{Handler: name, States: map[delivery.State]Count{}}
+		handlers[name] = &admin.HandlerOverview{Handler: name, States: map[delivery.State]admin.Count{}}
 	}
 	return handlers[name]
 }
 
-func (a *Admin) registered(ctx context.Context, tx pgx.Tx, handlers map[string]*HandlerOverview) error {
+func (a *Admin) registered(ctx context.Context, tx pgx.Tx, handlers map[string]*admin.HandlerOverview) error {
 	rows, err := tx.Query(ctx, `SELECT h.name, COALESCE(h.paused_by, ''), COALESCE(h.pause_reason, ''), h.paused_date FROM `+a.in("handlers")+` AS h`)
 	if err != nil {
 		return err
@@ -176,7 +108,7 @@ WHERE n.handler_name IS NOT NULL`
 // the limit.
 const withoutBitmaps = "SET LOCAL enable_bitmapscan = off"
 
-func (a *Admin) open(ctx context.Context, tx pgx.Tx, handlers map[string]*HandlerOverview) error {
+func (a *Admin) open(ctx context.Context, tx pgx.Tx, handlers map[string]*admin.HandlerOverview) error {
 	if _, err := tx.Exec(ctx, withoutBitmaps); err != nil {
 		return err
 	}
@@ -191,7 +123,7 @@ func (a *Admin) open(ctx context.Context, tx pgx.Tx, handlers map[string]*Handle
 		h := entry(handlers, name)
 		h.Registered = h.Registered || alias
 		more := pending+failed >= int64(a.cfg.CountLimit)
-		h.States[delivery.Pending], h.States[delivery.Failed] = Count{pending, more}, Count{failed, more}
+		h.States[delivery.Pending], h.States[delivery.Failed] = admin.Count{N: pending, More: more}, admin.Count{N: failed, More: more}
 		h.Leased, h.Oldest = leased, time.Duration(oldest)*time.Microsecond
 		return nil
 	})
@@ -213,7 +145,7 @@ SELECT p.handler_name, p.state, (
         WHERE d.handler_name = p.handler_name AND d.state = p.state AND d.state IN ('BLOCKED', 'DEAD') LIMIT $1::bigint) AS x)
 FROM pairs AS p`
 
-func (a *Admin) stuck(ctx context.Context, tx pgx.Tx, handlers map[string]*HandlerOverview) error {
+func (a *Admin) stuck(ctx context.Context, tx pgx.Tx, handlers map[string]*admin.HandlerOverview) error {
 	if _, err := tx.Exec(ctx, withoutBitmaps); err != nil {
 		return err
 	}
@@ -231,7 +163,7 @@ SELECT x.handler_name, x.state, count(*)
 FROM (SELECT d.handler_name, d.state FROM {deliveries} AS d WHERE d.state IN ('SUCCEEDED', 'EXPIRED', 'DISCARDED') LIMIT $1::bigint) AS x
 GROUP BY 1, 2`
 
-func (a *Admin) ended(ctx context.Context, tx pgx.Tx, handlers map[string]*HandlerOverview) error {
+func (a *Admin) ended(ctx context.Context, tx pgx.Tx, handlers map[string]*admin.HandlerOverview) error {
 	rows, err := tx.Query(ctx, a.rendered(endedSQL), a.cfg.CountLimit)
 	if err != nil {
 		return err
@@ -246,24 +178,24 @@ func (a *Admin) ended(ctx context.Context, tx pgx.Tx, handlers map[string]*Handl
 	// Which ones were looked at is chance, so each number is only the least that there are.
 	for _, h := range handlers {
 		for _, s := range []delivery.State{delivery.Succeeded, delivery.Expired, delivery.Discarded} {
-			h.States[s] = Count{N: h.States[s].N, More: true}
+			h.States[s] = admin.Count{N: h.States[s].N, More: true}
 		}
 	}
 	return nil
 }
 
-func (a *Admin) collectCounts(rows pgx.Rows, handlers map[string]*HandlerOverview, more func(int64) bool) error {
+func (a *Admin) collectCounts(rows pgx.Rows, handlers map[string]*admin.HandlerOverview, more func(int64) bool) error {
 	var name string
 	var state delivery.State
 	var n int64
 	_, err := pgx.ForEachRow(rows, []any{&name, &state, &n}, func() error {
-		entry(handlers, name).States[state] = Count{n, more(n)}
+		entry(handlers, name).States[state] = admin.Count{N: n, More: more(n)}
 		return nil
 	})
 	return err
 }
 
-func (a *Admin) backlog(ctx context.Context, tx pgx.Tx, t *eventTable, o *Overview) error {
+func (a *Admin) backlog(ctx context.Context, tx pgx.Tx, t *eventTable, o *admin.Overview) error {
 	date := "NULL::timestamp"
 	if t.Columns.Date != "" {
 		date = inRange(t.timestamp(t.Columns.Date))
@@ -283,19 +215,19 @@ func (a *Admin) backlog(ctx context.Context, tx pgx.Tx, t *eventTable, o *Overvi
 	return err
 }
 
-func (a *Admin) nameless(ctx context.Context, tx pgx.Tx, t *eventTable, o *Overview) error {
+func (a *Admin) nameless(ctx context.Context, tx pgx.Tx, t *eventTable, o *admin.Overview) error {
 	err := tx.QueryRow(ctx, t.unidentifiable, a.cfg.CountLimit).Scan(&o.Unidentifiable.N)
 	o.Unidentifiable.More = o.Unidentifiable.N >= int64(a.cfg.CountLimit)
 	return err
 }
 
-func (a *Admin) sources(ctx context.Context, tx pgx.Tx, o *Overview) error {
+func (a *Admin) sources(ctx context.Context, tx pgx.Tx, o *admin.Overview) error {
 	rows, err := tx.Query(ctx, `SELECT s.name, s.owner, s.mode, s.detail, s.position, s.updated_date,
 		(extract(epoch FROM `+a.sql.now+` - s.updated_date) * 1000000)::bigint FROM `+a.in("sources")+` AS s ORDER BY s.name`)
 	if err != nil {
 		return err
 	}
-	o.Sources, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s SourceStatus, err error) {
+	o.Sources, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s admin.SourceStatus, err error) {
 		var silent int64
 		err = row.Scan(&s.Name, &s.Owner, &s.Mode, &s.Detail, &s.Position, clampedTime{&s.Updated}, &silent)
 		s.Silent = max(0, time.Duration(silent)*time.Microsecond)
@@ -304,13 +236,13 @@ func (a *Admin) sources(ctx context.Context, tx pgx.Tx, o *Overview) error {
 	return err
 }
 
-func (a *Admin) gaps(ctx context.Context, tx pgx.Tx, o *Overview) error {
+func (a *Admin) gaps(ctx context.Context, tx pgx.Tx, o *admin.Overview) error {
 	rows, err := tx.Query(ctx, `SELECT g.source, g.reason, g.detail, g.from_position, g.to_position, g.detected_date
 		FROM `+a.in("gaps")+` AS g WHERE g.closed_date IS NULL ORDER BY g.id LIMIT 100`)
 	if err != nil {
 		return err
 	}
-	o.Gaps, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (g OpenGap, err error) {
+	o.Gaps, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (g admin.OpenGap, err error) {
 		err = row.Scan(&g.Source, &g.Reason, &g.Detail, &g.From, &g.To, clampedTime{&g.Detected})
 		return g, err
 	})
