@@ -45,11 +45,25 @@ func (r *Relation) Index(column string) int {
 	return -1
 }
 
+// IndexNow returns the position of the column that was renamed, since the row was
+// written, to this name; or -1.
+func (r *Relation) IndexNow(column string) int {
+	for i := range r.Columns {
+		if r.Columns[i].Now == column && column != "" {
+			return i
+		}
+	}
+	return -1
+}
+
 // Column is one column of a [Relation].
 type Column struct {
 	Name string
 	// Type is the database's own type identifier: the type OID on PostgreSQL.
 	Type uint32
+	// Now is the name that this very column had in the catalog when the source connected,
+	// if that is another one and the source can tell; else empty.
+	Now string
 }
 
 // Record is one inserted row.

@@ -56,7 +56,8 @@ const typeBytea = 17
 //
 // Columns are found by name, once per *cdc.Relation. A mapped column that the table
 // lacks makes every row an error, except for traceparent and headers: no event
-// is held up for want of its trace context. A column that was only renamed since the rows
+// is held up for want of its trace context. A column that the source knows to have the mapped
+// name by now is that column. A column that was only renamed since the rows
 // before, all others and all types being the same, is found by its place: rows written under the new
 // name stay readable once it has its old one back. A null type is not an error: it marks a
 // sentinel row (A23).
@@ -115,7 +116,10 @@ func (d *decoder) resolve(r *cdc.Relation) (*layout, error) {
 		if f.column == "" {
 			continue
 		}
-		if *f.at = r.Index(f.column); *f.at < 0 && !f.optional {
+		if *f.at = r.Index(f.column); *f.at < 0 {
+			*f.at = r.IndexNow(f.column)
+		}
+		if *f.at < 0 && !f.optional {
 			if last := d.layout.Load(); last != nil && renamed(last.relation, r) {
 				same := *last
 				same.relation = r

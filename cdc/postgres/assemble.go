@@ -3,6 +3,7 @@ package postgres
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
@@ -27,6 +28,9 @@ type assembler struct {
 	// registered one.
 	relations map[uint32]*cdc.Relation
 	lost      map[uint32]string
+	// now holds the columns of registered tables as the catalog has them, by OID, where
+	// a column's place in the row is its place there.
+	now map[uint32][]cdc.Column
 
 	open       bool
 	xid        uint32 // of the open transaction
@@ -113,7 +117,30 @@ func (a *assembler) resolve(m relationMessage, root Table, registered bool) {
 		return
 	}
 	a.roots[m.oid] = root
+	nameAsNow(m.columns, a.now[m.oid])
 	a.relations[m.oid] = &cdc.Relation{Schema: root.Schema, Table: root.Name, Columns: m.columns}
+}
+
+// nameAsNow notes the present names of columns that were renamed after the rows to come
+// were written. Names that changed places say nothing: the rows keep the old ones.
+func nameAsNow(columns, now []cdc.Column) {
+	if len(columns) != len(now) {
+		return
+	}
+	named := func(all []cdc.Column, name string) bool {
+		return slices.ContainsFunc(all, func(c cdc.Column) bool { return c.Name == name })
+	}
+	for i := range columns {
+		was, is := columns[i].Name, now[i].Name
+		if columns[i].Type != now[i].Type || was != is && (named(now, was) || named(columns, is)) {
+			return
+		}
+	}
+	for i := range columns {
+		if is := now[i].Name; is != columns[i].Name {
+			columns[i].Now = is
+		}
+	}
 }
 
 // lose says that the described table may have belonged to a registered one, and that

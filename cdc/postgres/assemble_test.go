@@ -154,6 +154,42 @@ func TestB34_ValuesAreMatchedByName(t *testing.T) {
 	}
 }
 
+func TestARenamedColumnHasItsPresentName(t *testing.T) {
+	columns := func(names ...string) []cdc.Column {
+		var all []cdc.Column
+		for _, name := range names {
+			all = append(all, cdc.Column{Name: name, Type: 25})
+		}
+		return all
+	}
+	for name, tc := range map[string]struct {
+		was, is []cdc.Column
+		want    string // the present names that are noted
+	}{
+		"one renamed":         {columns("id", "body"), columns("id", "payload"), "-payload"},
+		"nothing renamed":     {columns("id", "body"), columns("id", "body"), "-"},
+		"two changed places":  {columns("id", "body"), columns("body", "id"), "-"},
+		"one took a place":    {columns("id", "body", "old"), columns("id", "payload", "body"), "--"},
+		"another type":        {columns("id", "body"), []cdc.Column{{Name: "id", Type: 25}, {Name: "payload", Type: 17}}, "-"},
+		"one more":            {columns("id", "body"), columns("id", "payload", "more"), "-"},
+		"places are unknown":  {columns("id", "body"), nil, "-"},
+		"all of them renamed": {columns("a", "b"), columns("c", "d"), "c-d"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := testAssembler(10, 1<<20)
+			a.now = map[uint32][]cdc.Column{1: tc.is}
+			describe(t, a, 1, events, tc.was...)
+			var got []string
+			for _, c := range a.relations[1].Columns {
+				got = append(got, c.Now)
+			}
+			if strings.Join(got, "-") != tc.want {
+				t.Errorf("present names %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestB33_PartitionCountsAsItsRoot(t *testing.T) {
 	a := newAssembler([]Table{events}, map[uint32]Table{50: events}, 0, 10, 1<<20)
 	mustBegin(t, a)

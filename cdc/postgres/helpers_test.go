@@ -399,6 +399,15 @@ func point(t testing.TB, p cdc.Position) resumePoint {
 	return m.at
 }
 
+// waitIdle waits until no session holds the slot. A reader that stopped waits for the
+// server's end of the session only for a while.
+func waitIdle(t testing.TB, dsn, slot string) {
+	t.Helper()
+	testdb.WaitFor(t, "the slot to be free", func() bool {
+		return query[int](t, dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND active", slot) == 0
+	})
+}
+
 // insertEvents inserts ids from to until (exclusive) in one statement.
 const insertEvents = `INSERT INTO events (id, payload) SELECT i, 'payload ' || i FROM generate_series($1::bigint, $2::bigint - 1) i`
 

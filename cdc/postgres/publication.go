@@ -2,12 +2,15 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 )
 
 // tableState is a registered table as the catalog has it.
@@ -297,6 +300,33 @@ SELECT oid, root FROM tree WHERE oid <> root`)
 		roots[oid] = t
 	}
 	return roots, nil
+}
+
+// columns reads the columns of the registered tables, in the order of a row in the
+// log. A table that ever lost a column is left out: which columns its older rows
+// have cannot be told from their number. Of any other, a row with as many columns has the same.
+func (c *session) columns(ctx context.Context, tables []tableState) (map[uint32][]cdc.Column, error) {
+	oids := make([]string, len(tables))
+	for i, t := range tables {
+		oids[i] = strconv.FormatUint(uint64(t.oid), 10)
+	}
+	rows, err := c.query(ctx, `SELECT attrelid, attname, atttypid FROM pg_attribute a
+WHERE attrelid IN (`+strings.Join(oids, ", ")+`) AND attnum > 0 AND attgenerated = ''
+  AND NOT EXISTS (SELECT FROM pg_attribute d WHERE d.attrelid = a.attrelid AND d.attnum > 0 AND d.attisdropped)
+ORDER BY attrelid, attnum`)
+	if err != nil {
+		return nil, fmt.Errorf("read the columns: %w", err)
+	}
+	all := make(map[uint32][]cdc.Column, len(tables))
+	for _, row := range rows {
+		oid, err := strconv.ParseUint(row[0], 10, 32)
+		typ, err1 := strconv.ParseUint(row[2], 10, 32)
+		if err := errors.Join(err, err1); err != nil {
+			return nil, fmt.Errorf("OIDs of column %s: %w", row[1], err)
+		}
+		all[uint32(oid)] = append(all[uint32(oid)], cdc.Column{Name: row[1], Type: uint32(typ)})
+	}
+	return all, nil
 }
 
 // awaitVisible waits until a transaction that is committed in the log is over for

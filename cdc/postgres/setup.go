@@ -36,6 +36,8 @@ type anchor struct {
 	// to them. The stream owns roots and adds to it.
 	tables []tableState
 	roots  map[uint32]Table
+	// columns are those of the tables, by OID, where their places are known.
+	columns map[uint32][]cdc.Column
 }
 
 // prepare does everything before the stream starts, on the replication
@@ -65,6 +67,9 @@ func (s *Source) prepare(ctx context.Context, c *session) (anchor, error) {
 		s.reportDrift(p)
 		a.tables = p.tables
 		if a.roots, err = c.descendants(ctx, p.tables); err != nil {
+			return a, err
+		}
+		if a.columns, err = c.columns(ctx, p.tables); err != nil {
 			return a, err
 		}
 		f.memory = s.memory

@@ -92,9 +92,7 @@ func TestB2_ConfirmedNeverGoesBack(t *testing.T) {
 		slot := confirmedLSN(t, db.DSN(), cfg.Slot)
 		again := start(t, cfg, held)
 		testdb.WaitFor(t, "the first status", func() bool { return sender(t, db.DSN(), cfg.Slot).flush != 0 })
-		if got := sender(t, db.DSN(), cfg.Slot).flush; got != slot {
-			t.Errorf("first status confirmed %s, want the slot's own %s", got, slot)
-		}
+		early := sender(t, db.DSN(), cfg.Slot).flush // a slow server may have sent keepalives already
 		again.release()
 		last := slot
 		testdb.WaitFor(t, "all events and their confirmation", func() bool {
@@ -105,6 +103,9 @@ func TestB2_ConfirmedNeverGoesBack(t *testing.T) {
 			last = now
 			return again.distinct() == batches*100 && now >= point(t, again.lastPosition())
 		})
+		if first := point(t, again.positions()[0]); early < slot || early >= first {
+			t.Errorf("the first status confirmed %s, want the slot's own %s or more, but not the first event at %s", early, slot, first)
+		}
 	})
 }
 
@@ -334,16 +335,19 @@ func TestB11_IdleReaderWritesNothing(t *testing.T) {
 		testdb.WaitFor(t, "everything to be confirmed", func() bool {
 			return confirmedLSN(t, dsn, cfg.Slot) == currentLSN(t, dsn)
 		})
-		before := query[string](t, dsn, "SELECT pg_current_wal_insert_lsn()::text")
 		const replies = "SELECT count(DISTINCT reply_time) FROM pg_stat_replication WHERE reply_time > $1"
-		since := query[time.Time](t, dsn, "SELECT clock_timestamp()")
-		for range 5 {
-			testdb.WaitFor(t, "a status update", func() bool { return query[int](t, dsn, replies, since) > 0 })
-			since = query[time.Time](t, dsn, "SELECT max(reply_time) FROM pg_stat_replication")
-		}
-		if after := query[string](t, dsn, "SELECT pg_current_wal_insert_lsn()::text"); after != before {
-			t.Errorf("the log grew from %s to %s while nobody wrote", before, after)
-		}
+		const end = "SELECT pg_current_wal_insert_lsn()::text"
+		// The server itself writes a few records some seconds after the last change, so
+		// that it is given more than one chance.
+		testdb.WaitFor(t, "five status updates during which the log does not grow", func() bool {
+			before := query[string](t, dsn, end)
+			since := query[time.Time](t, dsn, "SELECT clock_timestamp()")
+			for range 5 {
+				testdb.WaitFor(t, "a status update", func() bool { return query[int](t, dsn, replies, since) > 0 })
+				since = query[time.Time](t, dsn, "SELECT max(reply_time) FROM pg_stat_replication")
+			}
+			return query[string](t, dsn, end) == before
+		})
 	})
 }
 
@@ -355,6 +359,7 @@ func TestB14_SlotMovedPastUs(t *testing.T) {
 		db.Exec(insertEvents, 0, 10)
 		r.waitFor(10)
 		r.stop()
+		waitIdle(t, db.DSN(), cfg.Slot)
 		db.Exec(insertEvents, 10, 20)
 		db.Exec("SELECT pg_replication_slot_advance('" + cfg.Slot + "', pg_current_wal_lsn())")
 		db.Exec(insertEvents, 20, 30)

@@ -273,6 +273,7 @@ func TestB33_AdminPublications(t *testing.T) {
 					r.waitFor(2)
 				}
 				r.stop()
+				waitIdle(t, db.DSN(), cfg.Slot)
 				db.Exec("SELECT pg_drop_replication_slot('" + cfg.Slot + "')")
 			})
 		}
@@ -307,6 +308,41 @@ func TestB34_SchemaChangesInOneTransaction(t *testing.T) {
 			if got != want {
 				t.Errorf("event %s = %+v, want %+v", id, got, want)
 			}
+		}
+	})
+}
+
+// TestB34_ColumnRenamedBackBeforeItsRowsWereRead: the rows carry a name that the
+// table had for a while only.
+func TestB34_ColumnRenamedBackBeforeItsRowsWereRead(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		r := start(t, testConfig(db))
+		r.waitMode(cdc.ModeStreaming)
+		r.stop()
+		db.Exec(`ALTER TABLE events RENAME payload TO body; INSERT INTO events VALUES (1, 'one'); ALTER TABLE events RENAME body TO payload`)
+		db.Exec(`INSERT INTO events VALUES (2, 'two')`)
+		again := start(t, testConfig(db))
+		again.waitFor(2)
+		for id, want := range map[string]struct {
+			now     int
+			payload string
+		}{"1": {1, "one"}, "2": {-1, "two"}} {
+			record := again.byID()[id]
+			if got := record.Relation.IndexNow("payload"); got != want.now {
+				t.Errorf("row %s: column %d is called payload now, want %d", id, got, want.now)
+			}
+			if got := string(record.Values[1].Data); got != want.payload {
+				t.Errorf("row %s has %q", id, got)
+			}
+		}
+		again.stop()
+		// With a lost column, the number of columns tells nothing.
+		db.Exec(`ALTER TABLE events RENAME payload TO body; INSERT INTO events VALUES (3, 'three');
+			ALTER TABLE events RENAME status TO payload; ALTER TABLE events DROP body; ALTER TABLE events ADD status text`)
+		last := start(t, testConfig(db))
+		last.waitFor(1)
+		if got := last.byID()["3"].Relation.IndexNow("payload"); got != -1 {
+			t.Errorf("column %d is taken for payload", got)
 		}
 	})
 }

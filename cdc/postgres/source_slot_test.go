@@ -385,6 +385,7 @@ func TestB31_StoppingDropsNothing(t *testing.T) {
 			t.Errorf("Drop while a session streams: %v", err)
 		}
 		r.stop()
+		waitIdle(t, db.DSN(), cfg.Slot)
 		const there = "SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1) + (SELECT count(*) FROM pg_publication WHERE pubname = $2)"
 		if n := query[int](t, db.DSN(), there, cfg.Slot, cfg.Publication); n != 2 {
 			t.Errorf("slot and publication after a clean stop: %d of 2", n)

@@ -97,6 +97,7 @@ func newStream(s *Source, c *session, w *watcher, a anchor, out chan<- cdc.Trans
 		timer:      time.NewTimer(time.Hour),
 		heard:      make(chan struct{}),
 	}
+	st.asm.now = a.columns
 	st.timer.Stop()
 	if timeout > 0 {
 		st.interval = min(mostSilence, timeout/2)
