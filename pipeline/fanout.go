@@ -88,6 +88,8 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 	wait := pause{base: 100 * time.Millisecond, cap: 5 * time.Second}
 	// unsure are the leases of tries that failed: they may have committed nevertheless.
 	var unsure []leasedTarget
+	// locks says that an event of the log waited in vain for its row: where there is one, there are more.
+	locks := false
 	for !todo.empty() {
 		p := todo.next()
 		at := end
@@ -122,6 +124,9 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 			}
 			// In turn with the ordinary way, which may be the one that opens.
 			fan.ImageOnly = !fan.ImageOnly
+			locks = true
+		} else if locks && errors.Is(err, context.DeadlineExceeded) {
+			p.turn()
 		}
 		todo.again(p)
 		if via == viaPoll && (wait.n >= pollPatience || todo.onlyStuck() && p.tries > 1) {
@@ -133,6 +138,16 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 	}
 	f.troubleOf(via).recovered()
 	return nil
+}
+
+// turn gives all events of the log that are in the part the other way, so that two hundred rows that
+// one session holds are not searched for one by one. The poller marks those that were not held.
+func (p *part) turn() {
+	for i := range p.events {
+		if fan := &p.events[i].fan; fan.FromLog {
+			fan.ImageOnly = !fan.ImageOnly
+		}
+	}
 }
 
 func (f *fanOut) failed(p *part, err error, via string) {

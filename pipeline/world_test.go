@@ -41,6 +41,7 @@ type world struct {
 	// handlers are those of every pipeline of this world.
 	handlers  []pipeline.Handler
 	recorders []*ledger.Recorder
+	processes []*process
 	faults    []ledger.Fault
 	// via, when set, is the address that pipelines connect to instead of the server's.
 	via string
@@ -197,6 +198,7 @@ func (w *world) start(name string, options ...option) *process {
 		}
 	})
 	w.t.Cleanup(p.stop)
+	w.processes = append(w.processes, p)
 	return p
 }
 
