@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 	if binaries := os.Getenv(ownerVariable); binaries != "" {
 		beOwner(binaries)
 	}
+	if install := os.Getenv(mysqlOwnerVariable); install != "" {
+		beMySQLOwner(install)
+	}
 	goleak.VerifyTestMain(m)
 }
 
