@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"os"
+	"strings"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -11,17 +12,13 @@ import (
 // snapshotDeliveries reads every delivery row as text, by its id.
 func (w *world) snapshotDeliveries() map[string]string {
 	w.t.Helper()
-	rows, err := w.pool.Query(w.t.Context(), `SELECT id::text, n::text FROM eventlog.event_notifications n`)
+	rows, err := w.db.table(w.t.Context(), `SELECT n.id, n.* FROM eventlog.event_notifications n`)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	out := map[string]string{}
-	var id, row string
-	if _, err := pgx.ForEachRow(rows, []any{&id, &row}, func() error {
-		out[id] = row
-		return nil
-	}); err != nil {
-		w.t.Fatal(err)
+	for _, row := range rows {
+		out[row[0]] = strings.Join(row[1:], " | ")
 	}
 	return out
 }

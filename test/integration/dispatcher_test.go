@@ -10,23 +10,16 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
-	cdcpostgres "github.com/cdc-dispatcher/cdc-dispatcher/cdc/postgres"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
-	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
-	schemapostgres "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
 // shortLease is the lease of a dispatcher under test unless the test says otherwise:
 // short, as a killed one's deliveries wait for it.
 const shortLease = 4 * time.Second
-
-// slotName is the slot and publication of every dispatcher under test.
-const slotName = "cdc_dispatcher"
 
 // options describe one life of a dispatcher. They travel to a child process as JSON.
 type options struct {
@@ -55,32 +48,20 @@ type hooks struct {
 // dispatcher is one life of the library, wired as a user's program would.
 type dispatcher struct {
 	pipe   *pipeline.Pipeline
-	source *cdcpostgres.Source // nil in poll-only mode
-	pool   *pgxpool.Pool
+	parts  parts
 	counts *counts
 }
 
 // newDispatcher wires a pipeline over the handlers. Every handler must have been wrapped by rec.
 func newDispatcher(ctx context.Context, o options, handlers []pipeline.Handler, rec *ledger.Recorder, logger *slog.Logger, h hooks) (*dispatcher, error) {
-	poolConfig, err := pgxpool.ParseConfig(o.DSN)
+	p, err := partsOf(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	poolConfig.MaxConns = 8
-	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
-	if err != nil {
-		return nil, err
-	}
-	d := &dispatcher{pool: pool, counts: newCounts()}
-	table := schema.Eventlog("")
-	store, err := schemapostgres.New(pool, schemapostgres.Config{Table: table})
-	if err != nil {
-		pool.Close()
-		return nil, err
-	}
+	d := &dispatcher{parts: p, counts: newCounts()}
 	config := pipeline.Config{
 		Source:          "main",
-		Store:           &spy{Store: store, receipts: rec, hang: o.HangAfterFanOut},
+		Store:           &spy{Store: p.store, receipts: rec, hang: o.HangAfterFanOut},
 		Handlers:        handlers,
 		Lease:           orElse(o.Lease, shortLease),
 		ShutdownTimeout: orElse(o.Shutdown, 10*time.Second),
@@ -93,8 +74,8 @@ func newDispatcher(ctx context.Context, o options, handlers []pipeline.Handler, 
 		Observer: d.counts,
 	}
 	if !o.Poll {
-		if err := d.readLog(&config, o, table, logger); err != nil {
-			pool.Close()
+		if err := p.readLog(&config, o, logger); err != nil {
+			p.close()
 			return nil, err
 		}
 		if h.source != nil {
@@ -105,29 +86,15 @@ func newDispatcher(ctx context.Context, o options, handlers []pipeline.Handler, 
 		h.config(&config)
 	}
 	if d.pipe, err = pipeline.New(config); err != nil {
-		pool.Close()
+		p.close()
 		return nil, err
 	}
 	return d, nil
 }
 
-func (d *dispatcher) readLog(config *pipeline.Config, o options, table schema.Table, logger *slog.Logger) error {
-	source, err := cdcpostgres.New(cdcpostgres.Config{
-		DSN: orElse(o.LogDSN, o.DSN), Slot: slotName, Publication: slotName, Create: true,
-		Tables:      []cdcpostgres.Table{{Schema: table.Schema, Name: table.Name}},
-		StandbyPoll: 200 * time.Millisecond, BackoffMax: time.Second, Logger: logger,
-	})
-	if err != nil {
-		return err
-	}
-	d.source = source
-	config.Log, config.Table, config.Decode = source, table.QualifiedName(), table.Decoder()
-	return nil
-}
-
 // run blocks until ctx ends.
 func (d *dispatcher) run(ctx context.Context) error {
-	defer d.pool.Close()
+	defer d.parts.close()
 	return d.pipe.Run(ctx)
 }
 
@@ -142,7 +109,7 @@ func orElse[T comparable](v, otherwise T) T {
 // spy tells the recorder which outcomes have been written, so that the ledger
 // knows which starts may be repeated after a kill.
 type spy struct {
-	*schemapostgres.Store
+	pipeline.Store
 	receipts *ledger.Recorder
 	hang     bool
 }

@@ -1,11 +1,8 @@
 package integration
 
 import (
-	"context"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
@@ -20,8 +17,7 @@ const kills = 12
 // what ran twice had not been acknowledged. The same property is asked for by
 // B5 (a position one byte too far) with its own figures.
 func TestGuarantee_NoLossUnderKill9OfDispatcher(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		end := w.write(workload.Config{Writers: 16, Rate: 250})
 		for i := range kills {
 			c := w.spawn(childLife{})
@@ -62,8 +58,7 @@ func (w *world) letSucceed(n int) {
 // Two processes share the work and are killed in turn: the log is taken over by
 // the other, and so are the leases.
 func TestGuarantee_NoLossUnderKill9OfOneOfTwoReplicas(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		end := w.write(workload.Config{Writers: 8, Rate: 300})
 		replicas := []*child{w.spawn(childLife{}), w.spawn(childLife{})}
 		for i := range 6 {
@@ -86,13 +81,12 @@ func TestGuarantee_NoLossUnderKill9OfOneOfTwoReplicas(t *testing.T) {
 // killed: the event is delivered after the restart, and meanwhile the slot
 // stayed below its commit.
 func TestB1_KeepalivePositionIsNotConfirmedWhileFanOutIsOpen(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachPostgres(t, func(t *testing.T, w *world) {
 		w.exec(`CREATE TABLE neighbour (filler text)`)
 		w.senderTimeout(2 * time.Second)
 		c := w.spawn(childLife{})
 		w.streaming()
-		unlock := w.lockDeliveries("ACCESS EXCLUSIVE")
+		unlock := w.lockDeliveries(true)
 		w.emit(1, "order.placed", `{"n": 1}`)
 		commit := w.text(`SELECT pg_current_wal_insert_lsn()::text`)
 		for range 3 {
@@ -123,21 +117,19 @@ func (w *world) heard(lsn string) {
 	testdb.WaitFor(w.t, "an answer after "+lsn, func() bool { return w.number(query, slotName, lsn, sent) == 1 })
 }
 
-// lockDeliveries locks the delivery table. The returned function unlocks it.
-func (w *world) lockDeliveries(mode string) (unlock func()) {
+// lockDeliveries locks the delivery table against writers, or against everybody. The
+// returned function unlocks it.
+func (w *world) lockDeliveries(all bool) (unlock func()) {
 	w.t.Helper()
-	conn, err := pgx.Connect(w.t.Context(), w.dsn)
+	end, err := w.db.lockDeliveries(w.t.Context(), all)
 	if err != nil {
-		w.t.Fatal(err)
-	}
-	if _, err := conn.Exec(w.t.Context(), `BEGIN; LOCK TABLE eventlog.event_notifications IN `+mode+` MODE`); err != nil {
 		w.t.Fatal(err)
 	}
 	open := true
 	unlock = func() {
 		if open {
 			open = false
-			if err := conn.Close(context.WithoutCancel(w.t.Context())); err != nil {
+			if err := end(); err != nil {
 				w.t.Error(err)
 			}
 		}
@@ -149,8 +141,7 @@ func (w *world) lockDeliveries(mode string) (unlock func()) {
 // B3: the process dies after its fan-out is durable and before it confirms, and a
 // second event came in between: that one must not have been confirmed with the first.
 func TestB3_EventBetweenFanOutAndConfirmIsDelivered(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachPostgres(t, func(t *testing.T, w *world) {
 		w.senderTimeout(2 * time.Second)
 		c := w.spawn(childLife{options: options{HangAfterFanOut: true}})
 		w.streaming()
@@ -170,16 +161,17 @@ func TestB3_EventBetweenFanOutAndConfirmIsDelivered(t *testing.T) {
 // B9: events that were committed while no dispatcher ran come through the log, all of
 // them, from the slot's own position. B31: the clean stop left slot and publication.
 func TestB9_EventsOfADowntimeComeThroughTheLog(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		first := w.dispatch(options{}, steadyAndMoody(), hooks{})
 		w.streaming()
 		w.emit(10, "order.placed", `{}`)
 		w.settle()
 		first.stop()
-		if n := w.number(`SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1)
-			+ (SELECT count(*) FROM pg_publication WHERE pubname = $1)`, slotName); n != 2 {
-			t.Errorf("after a clean stop %d of slot and publication are left, want both", n)
+		if _, ok := w.db.(*postgres); ok {
+			if n := w.number(`SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1)
+				+ (SELECT count(*) FROM pg_publication WHERE pubname = $1)`, slotName); n != 2 {
+				t.Errorf("after a clean stop %d of slot and publication are left, want both", n)
+			}
 		}
 		for range 100 {
 			w.emit(10, "order.placed", `{}`)
@@ -197,8 +189,7 @@ func TestB9_EventsOfADowntimeComeThroughTheLog(t *testing.T) {
 // backlog from before the first start and writers that go on: the slot comes
 // first, so the overlap is absorbed and there is no hole.
 func TestB32_KilledDuringTheFirstDrain(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		backlog := size(4000, 100_000)
 		w.emit(backlog, "order.placed", `{"old": true}`)
 		end := w.write(workload.Config{Writers: 4, Rate: 100})
@@ -222,8 +213,7 @@ func TestB32_KilledDuringTheFirstDrain(t *testing.T) {
 // the new process has the same host name: the rows are claimed again when their
 // lease ends, and not before.
 func TestQ6_RowsOfAKilledProcessAreClaimedAgain(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		c := w.spawn(childLife{Gate: t.TempDir() + "/never"})
 		w.streaming()
 		w.emit(10, "order.placed", `{}`)
@@ -249,19 +239,18 @@ func TestQ6_RowsOfAKilledProcessAreClaimedAgain(t *testing.T) {
 // server shares.
 func (w *world) leaseEnds() map[ledger.Pair]time.Time {
 	w.t.Helper()
-	rows, err := w.pool.Query(w.t.Context(), `SELECT event_id::text, handler_name, lease_until AT TIME ZONE 'UTC'
+	rows, err := w.db.table(w.t.Context(), `SELECT event_id, handler_name, lease_until
 		FROM eventlog.event_notifications WHERE lease_until IS NOT NULL AND state IN ('PENDING', 'FAILED')`)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	ends := map[ledger.Pair]time.Time{}
-	var p ledger.Pair
-	var until time.Time
-	if _, err := pgx.ForEachRow(rows, []any{&p.Event, &p.Handler, &until}, func() error {
-		ends[p] = until
-		return nil
-	}); err != nil {
-		w.t.Fatal(err)
+	for _, row := range rows {
+		until, err := time.Parse("2006-01-02 15:04:05.999999", row[2])
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		ends[ledger.Pair{Event: row[0], Handler: row[1]}] = until
 	}
 	return ends
 }
@@ -270,8 +259,7 @@ func (w *world) leaseEnds() map[ledger.Pair]time.Time {
 // them; then the first wakes up and its handlers return success. Its late
 // acknowledgements change nothing.
 func TestGuarantee_StaleWorkerChangesNothing(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		gate := t.TempDir() + "/gate"
 		stale := w.spawn(childLife{options: options{Lease: 2 * time.Second}, Gate: gate})
 		w.streaming()

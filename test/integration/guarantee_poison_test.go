@@ -9,10 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
-	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 )
 
@@ -66,11 +64,12 @@ func fragile(_ context.Context, e event.Envelope, _ total) error {
 // Poison of every kind, in one transaction with good events: each ends in a state
 // with its reason, for its handler only, and everything else is delivered.
 func TestGuarantee_PoisonEvent(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
+	eachDatabase(t, func(t *testing.T, w *world) {
 		const maxPayload = 64 << 10
-		w := newWorld(t, major)
 		w.subscribers = func(string) []string { return []string{"steady", "fragile", "choosy"} }
-		w.exec(`ALTER TABLE eventlog.event_notifications ADD CHECK (payload ->> 'refuse' IS NULL)`)
+		if err := w.db.refusePayloads(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		bad := handle("fragile", event.Typed(fragile).Handle)
 		bad.Timeout, bad.Retry.MaxAttempts = 100*time.Millisecond, 2
 		choosy := handle("choosy", func(context.Context, event.Envelope) error { return nil })
@@ -88,7 +87,9 @@ func TestGuarantee_PoisonEvent(t *testing.T) {
 			events = append(events, w.insert(tx, 1, p.eventType, p.payload)...)
 			events = append(events, w.insert(tx, 10, "order.placed", `{"total": 1}`)...)
 		}
-		w.insertSentinel(tx)
+		if err := tx.insertSentinel(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		w.commit(tx, events)
 		w.settle()
 		w.emit(20, "order.placed", `{"total": 1}`)
@@ -115,31 +116,9 @@ func TestGuarantee_PoisonEvent(t *testing.T) {
 	})
 }
 
-// insertSentinel writes the row of an action without events (A23).
-func (w *world) insertSentinel(tx pgx.Tx) {
-	w.t.Helper()
-	if _, err := tx.Exec(w.t.Context(), `
-		INSERT INTO eventlog.events (id, namespace, action_id, action_name, action_params, started_date, completion_date, event_date, delivered)
-		VALUES (gen_random_uuid(), 'it', gen_random_uuid(), 'Test', '{}', now(), now(), now(), false)`); err != nil {
-		w.t.Fatal(err)
-	}
-}
-
 // ends reads "STATE reason" by "type handler".
 func (w *world) ends(types string) map[string]string {
 	w.t.Helper()
-	rows, err := w.pool.Query(w.t.Context(), `SELECT event_type || ' ' || handler_name, state || ' ' || coalesce(reason, '')
+	return w.pairs(`SELECT concat(event_type, ' ', handler_name), concat(state, ' ', coalesce(reason, ''))
 		FROM eventlog.event_notifications WHERE event_type LIKE $1`, types)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	out := map[string]string{}
-	var key, end string
-	if _, err := pgx.ForEachRow(rows, []any{&key, &end}, func() error {
-		out[key] = end
-		return nil
-	}); err != nil {
-		w.t.Fatal(err)
-	}
-	return out
 }

@@ -12,8 +12,7 @@ import (
 // No log at all: no slot is made, and the poller keeps the same promises, with the
 // dispatcher killed under load.
 func TestGuarantee_PollOnly(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		end := w.write(workload.Config{Writers: 8, Rate: 200})
 		for range 3 {
 			c := w.spawn(childLife{options: options{Poll: true}})
@@ -25,8 +24,10 @@ func TestGuarantee_PollOnly(t *testing.T) {
 		end()
 		w.settle()
 		t.Logf("last life: %s", last.stop())
-		if n := w.number(`SELECT count(*) FROM pg_replication_slots WHERE database = current_database()`); n != 0 {
-			t.Errorf("%d slots in poll-only mode, want none", n)
+		if _, ok := w.db.(*postgres); ok {
+			if n := w.number(`SELECT count(*) FROM pg_replication_slots WHERE database = current_database()`); n != 0 {
+				t.Errorf("%d slots in poll-only mode, want none", n)
+			}
 		}
 		w.verdict()
 	})
@@ -35,8 +36,7 @@ func TestGuarantee_PollOnly(t *testing.T) {
 // Q26: a row that is older by every column, but commits after a newer one was
 // polled, is found: the poller selects by state, never by "greater than the last".
 func TestQ26_PollerFindsALateCommitOfAnEarlierRow(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		w.dispatch(options{Poll: true}, steadyAndMoody(), hooks{})
 		tx := w.begin()
 		early := w.insert(tx, 1, "order.placed", `{"n": 5}`)
@@ -52,8 +52,7 @@ func TestQ26_PollerFindsALateCommitOfAnEarlierRow(t *testing.T) {
 // in sight yet when the log brought them. Its grace is longer than the test here, so what it
 // took would have no other reason.
 func TestGuarantee_PollerFindsNothingInSteadyState(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		d := w.dispatch(options{Grace: time.Hour, PollInterval: 100 * time.Millisecond}, steadyAndMoody(), hooks{})
 		w.streaming()
 		testdb.WaitFor(t, "the poller's first look", func() bool { return !d.pipe.Health().PolledAt.IsZero() })

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
-	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 )
@@ -15,20 +14,18 @@ import (
 // The server crashes under load, three times, and comes back on its own data.
 // The dispatcher and the writers keep running all the while.
 func TestGuarantee_ServerCrashAndRestart(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		server := testdb.Dedicated(t, major, nil)
-		w := newWorldOn(t, server)
+	eachServer(t, func(t *testing.T, w *world) {
 		d := w.dispatch(options{}, steadyAndMoody(), hooks{})
 		w.streaming()
 		end := w.write(workload.Config{Writers: 8, Rate: 200, Faults: true})
 		for range 3 {
 			w.letPass(50 + w.rng.IntN(150))
-			if err := server.Kill(); err != nil {
+			if err := w.db.crash(); err != nil {
 				t.Fatal(err)
 			}
 			w.fault("")
 			w.wrecked = append(w.wrecked, "server crash")
-			if err := server.Start(t.Context()); err != nil {
+			if err := w.db.start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -45,8 +42,7 @@ func TestGuarantee_ServerCrashAndRestart(t *testing.T) {
 // removes slots. A gap is recorded, a new slot made, and the poller finds what
 // the log no longer tells (B26).
 func TestGuarantee_SlotDroppedUnderLoad(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachPostgres(t, func(t *testing.T, w *world) {
 		d := w.dispatch(options{}, steadyAndMoody(), hooks{})
 		w.streaming()
 		end := w.write(workload.Config{Writers: 8, Rate: 200})
@@ -72,22 +68,20 @@ func TestGuarantee_SlotDroppedUnderLoad(t *testing.T) {
 func (w *world) dropSlot() {
 	w.t.Helper()
 	testdb.WaitFor(w.t, "the slot to be dropped", func() bool {
-		_, err := w.pool.Exec(w.t.Context(), `
+		err := w.db.exec(w.t.Context(), `
 			SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
 		if err != nil {
 			w.t.Fatal(err)
 		}
 		// Fails while the session is still there, or when a new one was quicker.
-		_, err = w.pool.Exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slotName)
-		return err == nil
+		return w.db.exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slotName) == nil
 	})
 }
 
 // Fan-out waits for a lock twice as long as the server waits for an answer,
 // while events queue: the stream is neither cut nor restarted (B15).
 func TestGuarantee_FanOutBlockedWhileWalSenderTimeout5s(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachPostgres(t, func(t *testing.T, w *world) {
 		w.senderTimeout(5 * time.Second)
 		d := w.dispatch(options{Lease: 30 * time.Second}, steadyAndMoody(), hooks{})
 		w.streaming()
@@ -96,7 +90,7 @@ func TestGuarantee_FanOutBlockedWhileWalSenderTimeout5s(t *testing.T) {
 		const senderPID = `SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`
 		sender := w.number(senderPID, slotName)
 
-		unlock := w.lockDeliveries("ACCESS EXCLUSIVE")
+		unlock := w.lockDeliveries(true)
 		w.wrecked = append(w.wrecked, "fan-out blocked for 2 × wal_sender_timeout")
 		locked := w.text(`SELECT clock_timestamp()::text`)
 		for range 10 {
@@ -131,9 +125,7 @@ func filler(n int) string {
 // wal_sender_timeout is 0. It must end while we are idle, while we stream, while
 // fan-out is blocked, and while a handler runs (B17).
 func TestGuarantee_CleanServerShutdownNotHeldUp(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		server := testdb.Dedicated(t, major, map[string]string{"wal_sender_timeout": "0", "fsync": "off"})
-		w := newWorldOn(t, server)
+	eachPostgresServer(t, map[string]string{"wal_sender_timeout": "0", "fsync": "off"}, func(t *testing.T, w *world) {
 		release := make(chan struct{})
 		handlers := steadyAndMoody()
 		handlers[1].Handler = event.HandlerFunc(func(ctx context.Context, e event.Envelope) error {
@@ -148,20 +140,20 @@ func TestGuarantee_CleanServerShutdownNotHeldUp(t *testing.T) {
 		})
 		d := w.dispatch(options{Lease: time.Minute}, handlers, hooks{})
 
-		w.restart(server, "while idle", func() {})
+		w.restart("while idle", func() {})
 
 		end := w.write(workload.Config{Writers: 4, Rate: 100, Faults: true})
-		w.restart(server, "while streaming", func() { w.letPass(50) })
+		w.restart("while streaming", func() { w.letPass(50) })
 		end()
 		w.settle()
 
-		w.restart(server, "while fan-out is blocked", func() {
-			w.lockDeliveries("ACCESS EXCLUSIVE") // the shutdown ends its session
+		w.restart("while fan-out is blocked", func() {
+			w.lockDeliveries(true) // the shutdown ends its session
 			w.emit(1, "order.placed", `{}`)
 		})
 		w.settle()
 
-		w.restart(server, "while a handler runs", func() {
+		w.restart("while a handler runs", func() {
 			w.emit(1, "order.held", `{}`)
 			testdb.WaitFor(t, "the handler to run", func() bool {
 				return w.number(`SELECT count(*) FROM eventlog.event_notifications WHERE event_type = 'order.held' AND state = 'PENDING' AND lease_until IS NOT NULL`) > 0
@@ -176,7 +168,7 @@ func TestGuarantee_CleanServerShutdownNotHeldUp(t *testing.T) {
 
 // restart brings the world into a state, shuts the server down the fast way, and
 // starts it again.
-func (w *world) restart(server *localserver.Postgres, when string, prepare func()) {
+func (w *world) restart(when string, prepare func()) {
 	w.t.Helper()
 	w.streaming()
 	prepare()
@@ -184,13 +176,13 @@ func (w *world) restart(server *localserver.Postgres, when string, prepare func(
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
 	defer cancel()
 	began := time.Now()
-	if err := server.Stop(ctx, localserver.StopFast); err != nil {
+	if err := w.db.stop(ctx); err != nil {
 		w.t.Fatalf("shutdown %s: %v", when, err)
 	}
 	w.t.Logf("shutdown %s took %s", when, time.Since(began).Round(time.Millisecond))
 	w.fault("")
 	w.wrecked = append(w.wrecked, "shutdown "+when)
-	if err := server.Start(w.t.Context()); err != nil {
+	if err := w.db.start(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -199,11 +191,8 @@ func (w *world) restart(server *localserver.Postgres, when string, prepare func(
 // database that is not published, and another database. The slot follows, so no
 // log is kept for us, and we write nothing to make it so (B11).
 func TestGuarantee_EventTableIdleWhileNeighboursWrite1GB(t *testing.T) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		server := testdb.Dedicated(t, major, map[string]string{
-			"fsync": "off", "full_page_writes": "off", "wal_sender_timeout": "4s", "max_wal_size": "4GB",
-		})
-		w := newWorldOn(t, server)
+	settings := map[string]string{"fsync": "off", "full_page_writes": "off", "wal_sender_timeout": "4s", "max_wal_size": "4GB"}
+	eachPostgresServer(t, settings, func(t *testing.T, w *world) {
 		w.exec(`CREATE TABLE neighbour (filler text)`)
 		w.exec(`CREATE DATABASE elsewhere`)
 		w.subscribers = func(string) []string { return []string{"steady"} }
@@ -213,9 +202,9 @@ func TestGuarantee_EventTableIdleWhileNeighboursWrite1GB(t *testing.T) {
 		w.settle()
 
 		half := size(100, 512) // MB
-		w.fillLog(w.dsn, half)
+		w.fillLog(w.db.dsn(), half)
 		w.slotFollows("a busy table of the same database")
-		w.fillLog(server.DSN("elsewhere"), half)
+		w.fillLog(w.postgres().server.DSN("elsewhere"), half)
 		w.slotFollows("a busy database of the same server")
 
 		d.stop()
@@ -234,9 +223,9 @@ func (w *world) ourWrites(want int64) int64 {
 	w.t.Helper()
 	testdb.WaitFor(w.t, "the dispatcher's sessions to end", func() bool {
 		return w.number(`SELECT count(*) FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender')`) <=
-			int64(w.pool.Stat().TotalConns())
+			int64(w.postgres().pool.Stat().TotalConns())
 	})
-	w.pool.Reset() // ours too
+	w.postgres().pool.Reset() // ours too
 	const query = `SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint FROM pg_stat_user_tables
 		WHERE schemaname = 'eventlog' AND relname NOT IN ('handlers', 'cdc_dispatcher_migrations')`
 	testdb.WaitFor(w.t, "the counts of ended sessions", func() bool { return w.number(query) >= want })

@@ -16,7 +16,6 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
-	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 )
 
@@ -54,7 +53,7 @@ sources:
 handlers:
 %s
 %s
-`, w.dsn, strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
+`, w.db.dsn(), strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
@@ -167,8 +166,7 @@ func webhooks(url string) string {
 // The program itself, with webhooks as its handlers, killed under load.
 func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 	path := buildProgram(t)
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		r := w.receive()
 		end := w.write(workload.Config{Writers: 16, Rate: 200})
 		for range 4 {
@@ -190,8 +188,7 @@ func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 func TestGuarantee_200kRowTransactionMemoryBound(t *testing.T) {
 	const bound = 256 << 20
 	path := buildProgram(t)
-	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		w := newWorld(t, major)
+	eachDatabase(t, func(t *testing.T, w *world) {
 		w.subscribers = func(string) []string { return []string{"reader"} }
 		p := w.run(path, `  - {name: reader, on: ["*"], concurrency: 64, logger: {level: debug, payload: true}}`, ``)
 		w.streaming()

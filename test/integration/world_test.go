@@ -8,31 +8,25 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
-	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
-	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
 )
 
 // world is one database, the application that writes to it, every dispatcher
 // that ever read from it, and the faults that the test made.
 type world struct {
-	t      testing.TB
-	server *localserver.Postgres
-	dsn    string
-	pool   *pgxpool.Pool
-	seed   uint64
-	rng    *rand.Rand
+	t    testing.TB
+	db   database
+	seed uint64
+	rng  *rand.Rand
 
 	writers     ledger.Writers
 	subscribers func(eventType string) []string
@@ -46,88 +40,69 @@ type world struct {
 	wrecked []string
 }
 
-// newWorld makes a fresh database with the product's tables on the shared server.
-func newWorld(t testing.TB, major int) *world {
+// newWorld makes the product's tables in a database that has none.
+func newWorld(t testing.TB, db database) *world {
 	t.Helper()
-	db := testdb.Postgres(t, major)
-	return worldOf(t, db.Server(), db.DSN(), db.Pool())
-}
-
-// newWorldOn does the same on a server of the test's own.
-func newWorldOn(t testing.TB, server *localserver.Postgres) *world {
-	t.Helper()
-	dsn := server.DSN("postgres")
-	pool, err := pgxpool.New(t.Context(), dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return worldOf(t, server, dsn, pool)
-}
-
-func worldOf(t testing.TB, server *localserver.Postgres, dsn string, pool *pgxpool.Pool) *world {
-	t.Helper()
-	w := &world{t: t, server: server, dsn: dsn, pool: pool, seed: rand.Uint64()}
+	w := &world{t: t, db: db, seed: rand.Uint64()}
 	w.rng = rand.New(rand.NewPCG(w.seed, 0))
 	w.subscribers = func(string) []string { return []string{"steady", "moody"} }
 	t.Logf("seed %d", w.seed)
-	w.migrate()
+	if err := db.setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	return w
 }
 
-// migrate makes the product's tables and the application's.
-func (w *world) migrate() {
-	w.t.Helper()
-	ctx := w.t.Context()
-	m, err := migrate.Postgres(w.pool, migrate.Options{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if _, err := m.Up(ctx); err != nil {
-		w.t.Fatal(err)
-	}
-	if err := w.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return workload.Setup(ctx, conn.Conn()) }); err != nil {
-		w.t.Fatal(err)
-	}
-}
+// postgres is the database, for what only PostgreSQL has.
+func (w *world) postgres() *postgres { return w.db.(*postgres) }
 
-// exec runs SQL and fails the test on an error. Without arguments the text may
-// hold several statements.
+// exec runs SQL and fails the test on an error.
 func (w *world) exec(sql string, args ...any) {
 	w.t.Helper()
-	if len(args) == 0 {
-		args = []any{pgx.QueryExecModeSimpleProtocol}
-	}
-	if _, err := w.pool.Exec(w.t.Context(), sql, args...); err != nil {
+	if err := w.db.exec(w.t.Context(), sql, args...); err != nil {
 		w.t.Fatalf("%v\nin: %s", err, sql)
 	}
 }
 
 // number reads one number, -1 while the server does not answer.
 func (w *world) number(sql string, args ...any) int64 {
-	var n *int64
-	if err := w.pool.QueryRow(w.t.Context(), sql, args...).Scan(&n); err != nil || n == nil {
+	n, err := strconv.ParseInt(w.text(sql, args...), 10, 64)
+	if err != nil {
 		return -1
 	}
-	return *n
+	return n
 }
 
 // text reads one text, empty while the server does not answer.
 func (w *world) text(sql string, args ...any) string {
-	var s *string
-	if err := w.pool.QueryRow(w.t.Context(), sql, args...).Scan(&s); err != nil || s == nil {
+	rows, err := w.db.table(w.t.Context(), sql, args...)
+	if err != nil || len(rows) == 0 || rows[0][0] == "NULL" {
 		return ""
 	}
-	return *s
+	return rows[0][0]
+}
+
+// pairs reads two columns, the second by the first.
+func (w *world) pairs(sql string, args ...any) map[string]string {
+	w.t.Helper()
+	rows, err := w.db.table(w.t.Context(), sql, args...)
+	if err != nil {
+		w.t.Fatalf("%v\nin: %s", err, sql)
+	}
+	out := map[string]string{}
+	for _, row := range rows {
+		out[row[0]] = row[1]
+	}
+	return out
 }
 
 // write starts the application. The returned function ends it.
 func (w *world) write(c workload.Config) (end func()) {
 	w.t.Helper()
-	c.DSN, c.Ledger, c.Seed = w.dsn, &w.writers, w.seed
+	c.Ledger, c.Seed = &w.writers, w.seed
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan error, 1)
-	go func() { done <- workload.Run(ctx, c) }()
+	go func() { done <- w.db.write(ctx, c) }()
 	ended := false
 	end = func() {
 		if ended {
@@ -157,19 +132,19 @@ func (w *world) emit(n int, eventType, payload string) []string {
 }
 
 // begin opens a transaction that ends with the test at the latest.
-func (w *world) begin() pgx.Tx {
+func (w *world) begin() transaction {
 	w.t.Helper()
-	tx, err := w.pool.Begin(w.t.Context())
+	tx, err := w.db.begin(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	// Does nothing after a commit; otherwise the pool could not be closed.
-	w.t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(w.t.Context())) })
+	w.t.Cleanup(func() { _ = tx.rollback(context.WithoutCancel(w.t.Context())) })
 	return tx
 }
 
 // insert writes n event rows in an open transaction. An empty payload is NULL.
-func (w *world) insert(tx pgx.Tx, n int, eventType, payload string) []ledger.Event {
+func (w *world) insert(tx transaction, n int, eventType, payload string) []ledger.Event {
 	w.t.Helper()
 	events := make([]ledger.Event, n)
 	ids := make([]string, n)
@@ -177,34 +152,29 @@ func (w *world) insert(tx pgx.Tx, n int, eventType, payload string) []ledger.Eve
 		ids[i] = newID()
 		events[i] = ledger.Event{ID: ids[i], Type: eventType}
 	}
-	if _, err := tx.Exec(w.t.Context(), `
-		INSERT INTO eventlog.events (id, namespace, action_id, action_name, action_params, started_date,
-			completion_date, model_id, model_type, event_type, payload, event_date, delivered)
-		SELECT id, 'it', gen_random_uuid(), 'Test', '{}', now, now, 'm', 'Model', $2, nullif($3::text, '')::jsonb, now, false
-		  FROM unnest($1::uuid[]) id, (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) n`,
-		ids, eventType, payload); err != nil {
+	if err := tx.insert(w.t.Context(), ids, eventType, payload); err != nil {
 		w.t.Fatal(err)
 	}
 	return events
 }
 
 // commit commits what insert wrote.
-func (w *world) commit(tx pgx.Tx, events []ledger.Event) {
+func (w *world) commit(tx transaction, events []ledger.Event) {
 	w.t.Helper()
 	now := time.Now()
 	for i := range events {
 		events[i].At = now
 	}
-	if err := tx.Commit(w.t.Context()); err != nil {
+	if err := tx.commit(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 	w.writers.Committed(events...)
 }
 
 // rollback undoes what insert wrote.
-func (w *world) rollback(tx pgx.Tx, events []ledger.Event) {
+func (w *world) rollback(tx transaction, events []ledger.Event) {
 	w.t.Helper()
-	if err := tx.Rollback(w.t.Context()); err != nil {
+	if err := tx.rollback(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 	w.writers.RolledBack(events...)
@@ -275,7 +245,7 @@ func (w *world) dispatch(o options, handlers []pipeline.Handler, h hooks) *life 
 // fill completes the options of the next life.
 func (w *world) fill(o options) options {
 	w.lives++
-	o.DSN = w.dsn
+	o.DSN = w.db.dsn()
 	o.Process = fmt.Sprintf("life-%d", w.lives)
 	return o
 }
@@ -292,20 +262,10 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// streaming waits until the dispatcher's reader has the slot.
+// streaming waits until a dispatcher reads the log.
 func (w *world) streaming() {
 	w.t.Helper()
-	testdb.WaitFor(w.t, "the reader to stream", func() bool {
-		return w.number(`SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND active`, slotName) == 1
-	})
-}
-
-// senderTimeout sets wal_sender_timeout for every later replication session of this
-// database; the reader answers twice in that time.
-func (w *world) senderTimeout(d time.Duration) {
-	w.t.Helper()
-	w.exec(fmt.Sprintf(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %%I SET wal_sender_timeout = %d', current_database()); END $$`,
-		d.Milliseconds()))
+	testdb.WaitFor(w.t, "the reader to stream", func() bool { return w.db.streaming(w.t.Context()) })
 }
 
 // fault notes that a process was killed or told to stop, or with an empty name that
@@ -375,11 +335,11 @@ func (w *world) progressOf(what string, ask func() int64, want int64) {
 func (w *world) accounts() ledger.Input {
 	w.t.Helper()
 	ctx := w.t.Context()
-	stored, err := ledger.ReadStored(ctx, w.pool, "eventlog.events")
+	stored, err := w.db.stored(ctx)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	rows, err := ledger.ReadRows(ctx, w.pool)
+	rows, err := w.db.rows(ctx)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -424,6 +384,6 @@ func (w *world) verdict(forgive ...func(*ledger.Report)) ledger.Report {
 	for _, broken := range report.Broken() {
 		w.t.Errorf("seed %d: %s", w.seed, broken)
 	}
-	record(w.t, "PostgreSQL "+w.server.Version(), report, w.wrecked)
+	record(w.t, w.db.title(), report, w.wrecked)
 	return report
 }
