@@ -150,6 +150,7 @@ func (d *decoder) source(c *Config, n *node, path string, def *defaults) {
 	s := Source{
 		Schema: schema.DefaultSchema, Mode: ModeAuto, MaxConnections: defaultMaxConnections,
 		Postgres: Postgres{Slot: DefaultSlot, Publication: DefaultSlot, Create: true},
+		MySQL:    MySQL{Heartbeat: defaultHeartbeat},
 	}
 	var table, handlers func()
 	ok := d.object(n, path,
@@ -158,17 +159,19 @@ func (d *decoder) source(c *Config, n *node, path string, def *defaults) {
 		optional("password", d.secret(&s.Password)),
 		optional("schema", d.text(&s.Schema, checkIdentifier)),
 		optional("table", func(n *node, path string) {
-			table = func() { s.Table = d.table(n, path, s.Schema) } // its default is in s.Schema
+			table = func() { s.Table = d.table(n, path, s) } // its default is in s.Schema
 		}),
 		optional("mode", oneOf(d, &s.Mode, ModeAuto, ModeLog, ModePoll)),
 		optional("max_connections", d.whole(&s.MaxConnections, 2, 1000)).aka("pool", "pool_size", "max_conns"),
 		optional("postgres", func(n *node, path string) { d.postgres(&s.Postgres, n, path) }).aka("postgresql"),
+		optional("mysql", func(n *node, path string) { d.mysql(&s.MySQL, n, path) }).aka("mariadb", "binlog"),
 		optional("poller", func(n *node, path string) { d.poller(&s.Poller, n, path) }).aka("poll", "polling"),
 		optional("fan_out", func(n *node, path string) { d.fanOut(&s.FanOut, n, path) }),
 		optional("handlers", func(n *node, path string) {
 			handlers = func() { d.handlers(c, n, path, def, s.Name) }
 		}),
 	)
+	d.checkKind(&s, path)
 	s.Table = schema.Eventlog(s.Schema)
 	if table != nil {
 		table()

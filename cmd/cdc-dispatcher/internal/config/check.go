@@ -17,6 +17,7 @@ import (
 func (d *decoder) check(c *Config) {
 	d.checkSources(c)
 	d.checkSlots(c)
+	d.checkServerIDs(c)
 	d.checkPipelines(c)
 }
 
@@ -54,6 +55,9 @@ func (d *decoder) checkSlots(c *Config) {
 	}
 	taken := map[slot]string{}
 	for i, s := range c.Sources {
+		if s.Database.IsMySQL() {
+			continue
+		}
 		server, err := pgconn.ParseConfig(s.LogDSN())
 		if s.Mode == ModePoll || s.LogDSN() == "" || err != nil {
 			continue
@@ -70,6 +74,32 @@ func (d *decoder) checkSlots(c *Config) {
 			at := fmt.Sprintf("sources[%d].postgres.slot", i)
 			d.report(CodeConflict, at, d.posOf(at), "give the sources of one server slots of their own: postgres: {slot: NAME}",
 				"sources %q and %q use one slot of one server", first, s.Name)
+			continue
+		}
+		taken[key] = s.Name
+	}
+}
+
+// checkServerIDs reports two readers of one server under one id, which cut each other off.
+func (d *decoder) checkServerIDs(c *Config) {
+	type replica struct {
+		address string
+		id      uint32
+	}
+	taken := map[replica]string{}
+	for i, s := range c.Sources {
+		if !s.Database.IsMySQL() || s.Mode == ModePoll {
+			continue
+		}
+		cfg, err := parseMySQL(s.LogDSN())
+		if err != nil {
+			continue
+		}
+		key := replica{cfg.Addr, s.ServerID()}
+		if first, twice := taken[key]; twice {
+			at := fmt.Sprintf("sources[%d].mysql.server_id", i)
+			d.report(CodeConflict, at, d.posOf(at), "give the sources of one server ids of their own, or leave them out",
+				"sources %q and %q read one server under one id", first, s.Name)
 			continue
 		}
 		taken[key] = s.Name

@@ -51,23 +51,30 @@ const (
 // Source is one database.
 type Source struct {
 	Name string
+	// Database is the kind of DSN.
+	Database Database
 	// DSN reaches the database; Password, when not empty, replaces the one in it.
 	// Neither is ever shown.
 	DSN, Password string
-	// Schema is where our tables are.
+	// Schema is where our tables are: a schema, or a database of MySQL and MariaDB.
 	Schema string
 	// Table is the event table.
 	Table schema.Table
 	Mode  Mode
 	// MaxConnections bounds the connection pool.
 	MaxConnections int
-	Postgres       Postgres
-	Poller         pipeline.PollerConfig
-	FanOut         pipeline.FanOutConfig
+	// Postgres is empty on MySQL and MariaDB, MySQL on PostgreSQL.
+	Postgres Postgres
+	MySQL    MySQL
+	Poller   pipeline.PollerConfig
+	FanOut   pipeline.FanOutConfig
 }
 
 // LogDSN is where the log is read.
 func (s Source) LogDSN() string {
+	if s.MySQL.DSN != "" {
+		return s.MySQL.DSN
+	}
 	if s.Postgres.DSN != "" {
 		return s.Postgres.DSN
 	}
@@ -176,6 +183,7 @@ const (
 	defaultLease           = 60 * time.Second
 	defaultShutdownTimeout = 20 * time.Second
 	defaultMaxConnections  = 10
+	defaultHeartbeat       = 10 * time.Second
 )
 
 // HandlersOf returns the handlers that listen to a source, in the order of the file.

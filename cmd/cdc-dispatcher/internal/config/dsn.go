@@ -31,14 +31,16 @@ func WithoutPassword(dsn string) bool { return harmlessDSN(dsn) }
 
 // checkDSN says what is wrong with a connection string, without repeating it.
 func checkDSN(dsn string) (problem, try string) {
+	kind, ok := databaseOf(dsn)
 	scheme, _, isURL := strings.Cut(dsn, "://")
-	switch scheme = strings.ToLower(scheme); {
-	case isURL && (scheme == "mysql" || scheme == "mariadb"):
-		return "MySQL and MariaDB are not supported by this version", "use a PostgreSQL database: postgres://user@host:5432/database"
-	case isURL && scheme != "postgres" && scheme != "postgresql":
-		return "this is not a PostgreSQL address", "write postgres://user@host:5432/database"
-	case !isURL && !strings.Contains(dsn, "="):
-		return "this is not a connection string", "write postgres://user@host:5432/database, or: host=… user=… dbname=…"
+	const forms = "write postgres://user@host:5432/database, mysql://user@host:3306/database or mariadb://…"
+	switch {
+	case !ok && isURL && strings.Trim(strings.ToLower(scheme), "abcdefghijklmnopqrstuvwxyz+") == "":
+		return "this is not the address of a database that is supported", forms
+	case !ok:
+		return "this is not a connection string", forms + "; or: host=… user=… dbname=…; or: user@tcp(host:3306)/database"
+	case kind.IsMySQL():
+		return checkMySQLDSN(dsn)
 	}
 	if isURL {
 		if _, err := url.Parse(dsn); err != nil {

@@ -76,8 +76,9 @@ func (m *masks) add(from, to Pos) {
 // dsnWithoutPassword matches connection strings that are safe to show;
 // reference matches what a password may consist of in one.
 var (
-	dsnWithoutPassword = regexp.MustCompile(`^[a-z]+://([^:@/?\s]*:?@)?[^@?\s]*(\?[^@\s]*)?$`)
-	reference          = regexp.MustCompile(`\$\{(file:[^}]*|\w+)\}`)
+	dsnWithoutPassword = regexp.MustCompile(`^[a-z]+://([^:@/?\s]*:?@)?[^@?\s]*(\?[^@\s]*)?$|` +
+		`^([^:@/?\s()]*:?@)?(tcp|unix)\([^()@\s]*\)/[^@?\s/]*(\?[^@\s/]*)?$`)
+	reference = regexp.MustCompile(`\$\{(file:[^}]*|\w+)\}`)
 )
 
 func harmlessDSN(text string) bool {
@@ -136,6 +137,7 @@ func maskText(lines []string) masks {
 // is what is hidden.
 var secretShapes = []*regexp.Regexp{
 	regexp.MustCompile(`://[^\s:/@]*:(.+)@`),
+	regexp.MustCompile(`[^\s"':@/(){},]+:(\S+)@(?:tcp|unix)\(`),
 	regexp.MustCompile(`whsec_([^\s"',\]}]+)`),
 	regexp.MustCompile(`(?i)(?:password|passwd|pwd)\s*=\s*('[^']*'?|[^\s'"]+)`),
 	regexp.MustCompile(`(?i)(?:bearer|basic)\s+([\w.~+/=-]{8,})`),

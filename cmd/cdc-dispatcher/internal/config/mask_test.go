@@ -12,6 +12,9 @@ func TestMasks(t *testing.T) {
 		{"dsn in the wrong place", "a:\n  - b: {dsn: \"host=x password=SECRET\"}\n"},
 		{"url anywhere", "anything: postgres://app:SEC@RET@db/shop\n"},
 		{"url with raw characters", "anything: postgres://app:x/SECRET#?@db/shop\n"},
+		{"dsn of the driver", "dsn: app:SECRET@tcp(db:3306)/shop\n"},
+		{"dsn of the driver anywhere", "{x: \"app:SEC@RET@tcp(db:3306)/shop\", y: z}\n# try app:SECRET@unix(/x)/y\n"},
+		{"mysql url", "dsn: mysql://app:SECRET@db/shop\nx: mariadb://app:SECRET@db/shop\n"},
 		{"password", "password: SECRET\n"},
 		{"several lines", "password: |\n  SEC\n  SECRET\nlog: x\n"},
 		{"folded", "password: some\n  SECRET\n  words\nlog: x\n"},
@@ -38,7 +41,7 @@ func TestMasks(t *testing.T) {
 			}
 		})
 	}
-	shown := "mode: poll\ndsn: ${DATABASE_URL}\ndsn2: postgres://app:${PW}@db/shop\npassword: ${file:/run/x}\ndsn3: postgres://app@db:5432/shop?sslmode=verify-full\n# mode: poll\n"
+	shown := "mode: poll\ndsn: ${DATABASE_URL}\ndsn2: postgres://app:${PW}@db/shop\npassword: ${file:/run/x}\ndsn3: postgres://app@db:5432/shop?sslmode=verify-full\ndsn4: app@tcp(db:3306)/shop?tls=true\ndsn5: mysql://app@db/shop\nx: {name: b, dsn: app@unix(/run/x.sock)/shop}\n# mode: poll\n"
 	doc := parse("x", []byte(shown))
 	for i, line := range doc.lines {
 		if text, _ := doc.masks.show(i+1, line, 1); text != line {

@@ -51,6 +51,7 @@ func TestEverySetting(t *testing.T) {
 		map[string]string{"DATABASE_URL": "postgres://app@db/shop", "LEVEL": "debug", "WORKERS": "3", "EMPTY": ""},
 		map[string]string{
 			"/run/secrets/password": "p@ss/wörd: [x] ${LEVEL}\n",
+			"mysql":                 "s3/cr@et:",
 			"whsec":                 "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\r\n",
 		}))
 	retry := pipeline.RetryPolicy{Base: 2 * time.Second, Cap: time.Minute, Jitter: true, Window: 72 * time.Hour, MaxAttempts: 12}
@@ -58,7 +59,7 @@ func TestEverySetting(t *testing.T) {
 		File: "cdc-dispatcher.yaml",
 		Sources: []Source{
 			{
-				Name: "orders", DSN: "postgres://app@db/shop", Password: "p@ss/wörd: [x] ${LEVEL}",
+				Name: "orders", Database: DatabasePostgres, DSN: "postgres://app@db/shop", Password: "p@ss/wörd: [x] ${LEVEL}",
 				Schema: "events_own", Table: schema.Eventlog("events_own"), Mode: ModeLog, MaxConnections: 20,
 				Postgres: Postgres{DSN: "postgres://app@db-direct/shop", Slot: "orders_slot", Publication: "orders pub", Create: false, Failover: true},
 				Poller: pipeline.PollerConfig{Interval: 30 * time.Second, ActiveInterval: 250 * time.Millisecond,
@@ -66,7 +67,7 @@ func TestEverySetting(t *testing.T) {
 				FanOut: pipeline.FanOutConfig{BatchEvents: 1000, BatchBytes: 4 << 20, MarkUnsubscribed: true},
 			},
 			{
-				Name: "legacy", DSN: "host=db2 user=app dbname=shop", Schema: "eventlog", Mode: ModePoll, MaxConnections: 10,
+				Name: "legacy", Database: DatabasePostgres, DSN: "host=db2 user=app dbname=shop", Schema: "eventlog", Mode: ModePoll, MaxConnections: 10,
 				Table: schema.Table{
 					Preset: "custom", Schema: "shop", Name: "out.box",
 					Columns:  schema.Columns{ID: "id", Type: "kind", Payload: "body", Date: "created_at"},
@@ -74,6 +75,12 @@ func TestEverySetting(t *testing.T) {
 					LookBack: 7 * 24 * time.Hour,
 				},
 				Postgres: Postgres{Slot: "cdc_dispatcher", Publication: "cdc_dispatcher", Create: true},
+			},
+			{
+				Name: "store", Database: DatabaseMySQL, DSN: "app:s3/cr@et:@tcp(db3)/store?parseTime=true", Schema: "events_own",
+				Table: schema.Debezium("store", ""), Mode: ModeAuto, MaxConnections: 10,
+				MySQL: MySQL{DSN: "mariadb://app@db3-direct:3307/", ServerID: 4711, Heartbeat: 5 * time.Second,
+					TLS: TLS{Mode: TLSVerifyCA, CA: "ca.pem", Cert: "me.pem", Key: "me.key"}},
 			},
 		},
 		Handlers: []Handler{
@@ -119,7 +126,7 @@ func TestSmallestFile(t *testing.T) {
 	want := &Config{
 		File: "cdc-dispatcher.yaml",
 		Sources: []Source{{
-			Name: "orders", DSN: "postgres://app@db/shop", Schema: "eventlog", Table: schema.Eventlog(""), Mode: ModeAuto, MaxConnections: 10,
+			Name: "orders", Database: DatabasePostgres, DSN: "postgres://app@db/shop", Schema: "eventlog", Table: schema.Eventlog(""), Mode: ModeAuto, MaxConnections: 10,
 			Postgres: Postgres{Slot: "cdc_dispatcher", Publication: "cdc_dispatcher", Create: true},
 		}},
 		Server: Server{Listen: "127.0.0.1:7788"}, Log: Log{Level: LevelInfo, Format: FormatAuto},

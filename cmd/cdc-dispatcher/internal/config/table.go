@@ -9,8 +9,8 @@ import (
 )
 
 // table decodes the event table: a preset, and what differs from it.
-func (d *decoder) table(n *node, path, own string) schema.Table {
-	t := schema.Eventlog(own)
+func (d *decoder) table(n *node, path string, s Source) schema.Table {
+	t := schema.Eventlog(s.Schema)
 	if n.kind != kindMap {
 		d.object(n, path, tableFields...)
 		return t
@@ -21,7 +21,7 @@ func (d *decoder) table(n *node, path, own string) schema.Table {
 	var columns *node
 	fields := []field{
 		optional("preset", oneOf(d, &preset, schema.Presets()...)),
-		optional("schema", d.text(&inSchema, checkIdentifier)),
+		optional("schema", d.text(&inSchema, checkIdentifier)).aka("database"),
 		optional("name", d.text(&name, nil)),
 		optional("columns", func(n *node, _ string) { columns = n }),
 		optional("mark", func(n *node, _ string) { mark = n }),
@@ -35,14 +35,14 @@ func (d *decoder) table(n *node, path, own string) schema.Table {
 			inSchema, name = before, after
 		}
 	}
+	if inSchema == "" && preset != schema.PresetEventlog && !d.reported(path) {
+		inSchema = d.defaultSchema(n, path, s)
+	}
 	lookBack := t.LookBack
 	switch preset {
 	case schema.PresetDebezium:
 		t = schema.Debezium(inSchema, name)
 	case schema.PresetCustom:
-		if inSchema == "" {
-			inSchema = "public"
-		}
 		t = schema.Custom(inSchema, name, schema.Columns{}, schema.Mark{})
 	default:
 		if inSchema != "" {
@@ -62,6 +62,23 @@ func (d *decoder) table(n *node, path, own string) schema.Table {
 	t = t.WithDefaults()
 	d.checkTable(t, path)
 	return t
+}
+
+// defaultSchema is where a table is whose schema is not named: public, or the database that a
+// MySQL connection string names.
+func (d *decoder) defaultSchema(n *node, path string, s Source) string {
+	if !s.Database.IsMySQL() {
+		return "public"
+	}
+	cfg, err := parseMySQL(s.DSN)
+	if err != nil {
+		return "unknown" // the dsn is reported
+	}
+	if cfg.DBName == "" {
+		d.report(CodeMissing, path, n.pos, "write schema: DATABASE, name: TABLE", "%s does not say in which database the event table is, nor does the dsn", path)
+		return "unknown"
+	}
+	return cfg.DBName
 }
 
 // tableFields only lists the names, for the message about a table that is no mapping.
