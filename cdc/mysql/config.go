@@ -9,9 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	driver "github.com/go-sql-driver/mysql"
@@ -207,8 +207,7 @@ func (c Config) parseDSN() (*driver.Config, error) {
 	}
 	if c.TLS != nil {
 		cfg.TLS, cfg.AllowFallbackToPlaintext = c.TLS.Clone(), false
-		if cfg.TLS.ServerName == "" && cfg.Net == "tcp" {
-			host, _, _ := strings.Cut(cfg.Addr, ":")
+		if host, _, err := net.SplitHostPort(cfg.Addr); err == nil && cfg.TLS.ServerName == "" {
 			cfg.TLS.ServerName = host
 		}
 	}

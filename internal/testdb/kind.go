@@ -106,9 +106,11 @@ func startMySQL(kind Kind, settings map[string]string) (*localserver.MySQL, erro
 var sharedMySQL = servers[Kind, *localserver.MySQL]{by: map[Kind]*localserver.MySQL{}}
 
 // sharedMySQLSettings make room for many tests at once and trade durability,
-// which a shared server never has to show, for speed.
+// which a shared server never has to show, for speed. Metadata is full, as the reader
+// recommends: without it rows around an ALTER TABLE may be left to the poller.
 var sharedMySQLSettings = map[string]string{
 	"innodb_flush_log_at_trx_commit": "0",
+	"binlog_row_metadata":            "FULL",
 	"sync_binlog":                    "0",
 	"innodb_doublewrite":             "OFF",
 	"innodb_buffer_pool_size":        "64M",

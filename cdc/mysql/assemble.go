@@ -1,0 +1,520 @@
+package mysql
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/go-mysql-org/go-mysql/replication"
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+)
+
+// assembler turns the events of a binlog into transactions. It has no clock, no
+// goroutine and no connection: what it needs of the catalog it asks lookUp for, and what is
+// finished it gives to emit, in order.
+//
+// A group of events begins with a GTID event and ends with an XID event or a query
+// (mysql-cdc.md section 3.1). Rows leave at its end or, when the group is certain to have
+// committed, in parts of bounded size before it; only the last part carries the position. What
+// is half open when another group begins was never finished, and is dropped.
+type assembler struct {
+	limits struct{ records, bytes int }
+	epoch  uint64
+	tables map[Table]struct{}
+	own    map[Table]struct{}
+	lookUp func(Table) (definition, error)
+	emit   func(cdc.Transaction) error
+	// warn tells an operator, once, what makes rows take the long way.
+	warn func(reason string, table Table, why string)
+	// forgive is the transaction whose undecodable rows are given up, because they could
+	// not be decoded before.
+	forgive string
+
+	layouts map[Table]*layout
+
+	// end is where the last transaction ended, endText its text once it was asked for.
+	end     place
+	endText cdc.Position
+	// file is the file that is being read, at the last offset seen in it. wrapped: it is
+	// larger than an offset can say, so that its positions are worth nothing.
+	file    string
+	at      uint32
+	wrapped bool
+
+	group  group
+	counts counts
+}
+
+// group is the open transaction.
+type group struct {
+	open   bool
+	id     gtid
+	commit time.Time
+	// alone: exactly one query follows (MariaDB). body: what follows is inside BEGIN.
+	alone, body bool
+	// hold: it may still be rolled back, in whole or in part, so that nothing leaves early.
+	hold bool
+	// prepared: an XA transaction, whose verdict comes later in another group.
+	prepared bool
+
+	// ours: rows went into a registered table; ownWrites, others: what else was done.
+	ours, ownWrites, others bool
+	// mapped: the statement that is being read has a registered table.
+	mapped  bool
+	records []cdc.Record
+	bytes   int
+	inParts bool // a part has left
+	dropped bool // too large to be held, so left to the poller
+	marks   []savepoint
+	sweep   string
+	gap     string // reason of the gap that the group ends with
+	damage  string // its sentence
+}
+
+type savepoint struct {
+	name           string
+	records, bytes int
+}
+
+// counts are for Status and logs.
+type counts struct {
+	foreign int64 // row events of tables that nobody registered
+	own     int64 // row events of the dispatcher's own tables
+	unknown int64 // events of types that nobody knows
+	// moved: the end moved because of something else than our own writes and what was
+	// handed over.
+	moved bool
+	// undone counts groups that were rolled back after a part of them had left, which the
+	// flags of their GTID event had excluded.
+	undone int64
+}
+
+// holdFactor is how many parts are held of a group that may still be rolled back.
+const holdFactor = 8
+
+// flagMaySBR of a GTID event of MySQL: the group may have statements, and so changes that
+// cannot be rolled back beside some that were.
+const flagMaySBR = 1
+
+// Flags of a GTID event of MariaDB that the library does not name.
+const flagPreparedXA = 64
+
+// Types of events that the library does not name.
+const typePartialRows = 172 // MariaDB 12.3: a fragment of a rows event
+
+// undecodable says where something could not be decoded. The first time it ends the
+// connection, because a fault of the wire does not come again.
+type undecodable struct{ transaction string }
+
+func (e *undecodable) Error() string {
+	return fmt.Sprintf("%s (in transaction %s)", errDecode, e.transaction)
+}
+func (e *undecodable) Unwrap() error { return errDecode }
+
+func newAssembler(cfg Config, start place, epoch uint64) *assembler {
+	a := &assembler{
+		epoch: epoch, end: start, layouts: map[Table]*layout{},
+		tables: make(map[Table]struct{}, len(cfg.Tables)), own: make(map[Table]struct{}, len(cfg.Own)),
+		warn: func(string, Table, string) {},
+	}
+	a.limits.records, a.limits.bytes = cfg.MaxRecords, cfg.MaxBytes
+	for _, t := range cfg.Tables {
+		a.tables[t] = struct{}{}
+	}
+	for _, t := range cfg.Own {
+		a.own[t] = struct{}{}
+	}
+	if start.mode == modeFile {
+		a.file, a.at = start.file, start.offset
+	}
+	return a
+}
+
+// position is the text of the end of the last transaction.
+func (a *assembler) position() cdc.Position {
+	if a.endText == "" {
+		a.endText = a.end.position()
+	}
+	return a.endText
+}
+
+// where names the open transaction, or the place between two.
+func (a *assembler) where() string {
+	if id := a.group.id.String(); a.group.open && id != "" {
+		return id
+	}
+	return "after " + string(a.position())
+}
+
+// take processes one event as it came from the server.
+func (a *assembler) take(e logEvent) error {
+	switch e.Event.(type) {
+	case *replication.FormatDescriptionEvent, *replication.RotateEvent, *replication.HeartbeatEvent:
+	default:
+		// An offset that goes back within a file has outgrown its 32 bits (gh-ost #1366).
+		if at := e.Header.LogPos; at != 0 {
+			if at < a.at && a.end.mode == modeFile && !a.wrapped {
+				a.wrapped = true
+				a.warn("large_file", Table{}, fmt.Sprintf(
+					"file %s has outgrown the offsets of the protocol; the position stands still until the next file", a.file))
+			}
+			a.at = at
+		}
+	}
+	return a.event(e)
+}
+
+func (a *assembler) event(e logEvent) error {
+	switch ev := e.Event.(type) {
+	case *replication.FormatDescriptionEvent:
+		return a.drop()
+	case *replication.RotateEvent:
+		return a.rotate(e.Header, ev)
+	case *replication.GTIDEvent:
+		return a.beginMySQL(e.Header, ev)
+	case *replication.GtidTaggedLogEvent:
+		return a.beginMySQL(e.Header, &ev.GTIDEvent)
+	case *replication.MariadbGTIDEvent:
+		return a.beginMariaDB(e.Header, ev)
+	case *replication.QueryEvent:
+		return a.query(e.Header, ev)
+	case *replication.XIDEvent:
+		return a.finish(e.Header, true)
+	case *replication.TableMapEvent:
+		if _, ours := a.tables[tableOf(ev)]; ours {
+			a.group.mapped = true
+		}
+	case *replication.RowsEvent:
+		return a.rows(e, ev)
+	case *replication.TransactionPayloadEvent:
+		for _, inner := range ev.Events {
+			if err := a.event(logEvent{inner, e.rows}); err != nil {
+				return err
+			}
+		}
+	case *replication.ExecuteLoadQueryEvent:
+		return a.statement("", string(e.RawData)) // LOAD DATA; the library leaves its text out
+	case *replication.GenericEvent:
+		return a.generic(e.Header, ev)
+	}
+	return nil // heartbeats, annotations, lists of GTIDs …
+}
+
+// rotate: another file follows. An artificial event only says which file is being read.
+func (a *assembler) rotate(h *replication.EventHeader, ev *replication.RotateEvent) error {
+	if err := a.drop(); err != nil {
+		return err
+	}
+	a.file, a.at, a.wrapped = string(ev.NextLogName), 0, false
+	if a.end.mode == modeFile && h.Flags&replication.LOG_EVENT_ARTIFICIAL_F == 0 && h.Timestamp != 0 {
+		a.end.file, a.end.offset, a.endText = a.file, uint32(ev.Position), ""
+		a.counts.moved = true
+	}
+	return nil
+}
+
+func (a *assembler) beginMySQL(h *replication.EventHeader, ev *replication.GTIDEvent) error {
+	g := group{commit: ev.ImmediateCommitTime(), hold: ev.CommitFlag&flagMaySBR != 0}
+	if h.EventType != replication.ANONYMOUS_GTID_EVENT {
+		sid, err := uuid.FromBytes(ev.SID)
+		if err != nil {
+			return &undecodable{a.where()}
+		}
+		g.id = gtid{flavor: modeGTID, sid: sid, tag: ev.Tag, number: ev.GNO}
+	} else if a.end.mode == modeGTID {
+		return errSettings // GTIDs were switched off: this one has no place in the set
+	}
+	return a.begin(h, g)
+}
+
+func (a *assembler) beginMariaDB(h *replication.EventHeader, ev *replication.MariadbGTIDEvent) error {
+	id := gtid{flavor: modeMariaDB, mariadb: ev.GTID}
+	id.mariadb.ServerID = h.ServerID
+	return a.begin(h, group{
+		id:       id,
+		alone:    ev.IsStandalone(),
+		body:     !ev.IsStandalone(),
+		hold:     ev.Flags&replication.BINLOG_MARIADB_FL_TRANSACTIONAL == 0,
+		prepared: ev.Flags&flagPreparedXA != 0,
+	})
+}
+
+func (a *assembler) begin(h *replication.EventHeader, g group) error {
+	if err := a.drop(); err != nil {
+		return err
+	}
+	g.open = true
+	if g.commit.IsZero() && h.Timestamp != 0 {
+		g.commit = time.Unix(int64(h.Timestamp), 0)
+	}
+	a.group = g
+	return nil
+}
+
+// drop forgets a group that did not come to its end. What was lost with it is said.
+func (a *assembler) drop() error {
+	g := a.group
+	a.group = group{}
+	if g.gap != "" {
+		return a.announce(g)
+	}
+	return nil
+}
+
+// rows takes a row event.
+func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
+	g := &a.group
+	if ev.Flags&replication.RowsEventStmtEndFlag != 0 {
+		defer func() { a.group.mapped = false }()
+	}
+	table := tableOf(ev.Table)
+	_, registered := a.tables[table]
+	switch {
+	case registered && isInsert(e.Header.EventType):
+	case registered, a.isOwn(table):
+		delete(e.rows, ev) // marks of fanned-out events are updates of the event table
+		g.ownWrites = true
+		a.counts.own++
+		return nil
+	default:
+		g.others = true
+		a.counts.foreign++
+		return nil
+	}
+	g.ours = true
+	if !g.open || g.prepared || g.dropped {
+		delete(e.rows, ev)
+		return nil
+	}
+	if !complete(ev) {
+		delete(e.rows, ev)
+		return a.leaveToPoller(sweepRowImage, table, "a row came without all of its columns; binlog_row_image is not FULL in some session")
+	}
+	l, err := a.layout(table, ev.Table)
+	if columns := new(errColumns); errors.As(err, &columns) {
+		delete(e.rows, ev)
+		return a.leaveToPoller(sweepColumns, table, columns.why+"; set binlog_row_metadata to FULL")
+	}
+	if err != nil {
+		return err
+	}
+	if err := e.decode(ev); err != nil {
+		return a.undecodable(table)
+	}
+	return a.collect(table, l, ev)
+}
+
+// collect takes the decoded rows of one event, and lets go of each part that is full.
+func (a *assembler) collect(table Table, l *layout, ev *replication.RowsEvent) error {
+	g := &a.group
+	for i := range ev.Rows {
+		record, size, err := l.record(ev.Rows[i])
+		if err != nil {
+			return a.undecodable(table)
+		}
+		ev.Rows[i] = nil // the packet is as large as all rows of its event
+		if len(g.records) >= a.limits.records || g.bytes >= a.limits.bytes {
+			if err := a.full(table); err != nil {
+				return err
+			}
+			if g.dropped {
+				return nil
+			}
+		}
+		g.records = append(g.records, record)
+		g.bytes += size
+	}
+	return nil
+}
+
+// full: the records that are held make a part.
+func (a *assembler) full(table Table) error {
+	g := &a.group
+	if !g.hold {
+		part := cdc.Transaction{Records: g.records, Partial: true, CommitTime: g.commit, Epoch: a.epoch}
+		g.records, g.bytes, g.inParts = make([]cdc.Record, 0, a.limits.records), 0, true
+		return a.emit(part)
+	}
+	if len(g.records) < holdFactor*a.limits.records && g.bytes < holdFactor*a.limits.bytes {
+		return nil
+	}
+	g.dropped, g.records, g.bytes = true, nil, 0
+	return a.leaveToPoller(sweepLarge, table, "a transaction that may be rolled back in part is too large to be held")
+}
+
+// leaveToPoller: the table has, or will have, rows that are not handed over from here.
+func (a *assembler) leaveToPoller(sweep string, table Table, why string) error {
+	if a.group.sweep == "" {
+		a.group.sweep = sweep
+	}
+	a.warn(sweep, table, why)
+	return nil
+}
+
+// undecodable gives a row up if it could not be decoded before.
+func (a *assembler) undecodable(table Table) error {
+	if at := a.where(); at != a.forgive {
+		return &undecodable{at}
+	}
+	a.damage(gapDecode, fmt.Sprintf("a row of %s in transaction %s cannot be decoded", table, a.where()))
+	return nil
+}
+
+// damage: the group ends with a gap.
+func (a *assembler) damage(reason, sentence string) {
+	if g := &a.group; g.gap == "" {
+		g.gap, g.damage = reason, sentence
+	}
+}
+
+// finish ends the open group.
+func (a *assembler) finish(h *replication.EventHeader, committed bool) error {
+	g := a.group
+	if !g.open {
+		a.counts.unknown++ // the rest of something that began before the stream
+		return nil
+	}
+	a.group = group{}
+	a.advance(g.id, h)
+	if !committed {
+		if g.inParts {
+			a.counts.undone++
+		}
+		g.records, g.sweep, g.gap, g.inParts = nil, "", "", false
+	}
+	if g.others || !g.ownWrites && !g.ours {
+		a.counts.moved = true
+	}
+	tx := cdc.Transaction{Records: g.records, CommitTime: g.commit, Epoch: a.epoch, Sweep: g.sweep}
+	some := len(g.records) > 0 || g.inParts || g.sweep != ""
+	if g.gap == "" {
+		if !some {
+			return nil
+		}
+		tx.Position = a.position()
+		return a.emit(tx)
+	}
+	if some {
+		// Without its position: nothing may be saved past the gap before that is recorded.
+		tx.Partial = true
+		if err := a.emit(tx); err != nil {
+			return err
+		}
+	}
+	return a.announce(g)
+}
+
+// advance moves the end past a group.
+func (a *assembler) advance(id gtid, h *replication.EventHeader) {
+	switch {
+	case a.end.mode != modeFile:
+		a.end.add(id)
+	case a.wrapped || h.LogPos == 0 || a.file == "":
+		return // no position of this one can be trusted
+	default:
+		a.end.file, a.end.offset = a.file, h.LogPos
+	}
+	a.endText = ""
+}
+
+// announce hands over the gap of a group, at the end of what was read.
+func (a *assembler) announce(g group) error {
+	at := a.position()
+	return a.emit(cdc.Transaction{
+		Gap:      &cdc.Gap{Reason: g.gap, Detail: g.damage, From: at, To: at},
+		Position: at, Epoch: a.epoch,
+	})
+}
+
+// generic takes an event that the library does not decode.
+func (a *assembler) generic(h *replication.EventHeader, ev *replication.GenericEvent) error {
+	switch h.EventType {
+	case replication.XA_PREPARE_LOG_EVENT:
+		onePhase := len(ev.Data) > 0 && ev.Data[0] != 0
+		if onePhase && a.group.ours {
+			// Committed with this event, but the rows were not kept: they rarely come this way.
+			a.group.sweep = sweepXA
+		}
+		return a.finish(h, true)
+	case replication.INCIDENT_EVENT:
+		return a.incident(h)
+	case replication.STOP_EVENT, replication.RAND_EVENT, replication.USER_VAR_EVENT, replication.IGNORABLE_EVENT,
+		replication.TRANSACTION_CONTEXT_EVENT, replication.VIEW_CHANGE_EVENT, replication.MARIADB_START_ENCRYPTION_EVENT,
+		replication.APPEND_BLOCK_EVENT, replication.DELETE_FILE_EVENT:
+		return nil
+	}
+	if h.Flags&replication.LOG_EVENT_IGNORABLE_F != 0 {
+		return nil
+	}
+	a.counts.unknown++
+	if a.group.open && a.group.mapped {
+		a.damage(gapDecode, fmt.Sprintf("an event of unknown type %d is among the rows of a registered table", h.EventType))
+	}
+	return nil
+}
+
+// incident: the server says that its log lacks something.
+func (a *assembler) incident(h *replication.EventHeader) error {
+	const sentence = "the server logged an incident: events before it may be missing from the binlog"
+	bare := a.group.open && !a.group.body
+	if a.group.open {
+		a.damage(gapIncident, sentence)
+	}
+	switch {
+	case bare: // it is the whole group
+		return a.finish(h, true)
+	case a.group.open:
+		return nil
+	}
+	a.counts.moved = true
+	return a.announce(group{gap: gapIncident, damage: sentence})
+}
+
+// layout returns how rows of a table map are read.
+func (a *assembler) layout(table Table, m *replication.TableMapEvent) (*layout, error) {
+	if l := a.layouts[table]; l != nil && string(l.signature) == string(signature(m)) {
+		return l, nil
+	}
+	d, err := a.lookUp(table)
+	if err != nil {
+		return nil, err
+	}
+	l, err := newLayout(table, m, d)
+	if err != nil {
+		return nil, err
+	}
+	a.layouts[table] = l
+	return l, nil
+}
+
+func (a *assembler) isOwn(t Table) bool {
+	if _, ok := a.own[t]; ok {
+		return true
+	}
+	_, ok := a.own[Table{Schema: t.Schema}]
+	return ok
+}
+
+func isInsert(t replication.EventType) bool {
+	switch t {
+	case replication.WRITE_ROWS_EVENTv0, replication.WRITE_ROWS_EVENTv1, replication.WRITE_ROWS_EVENTv2,
+		replication.MARIADB_WRITE_ROWS_COMPRESSED_EVENT_V1:
+		return true
+	}
+	return false
+}
+
+// complete says that the image has every column.
+func complete(ev *replication.RowsEvent) bool {
+	set := 0
+	for i, b := range ev.ColumnBitmap1 {
+		if rest := int(ev.ColumnCount) - 8*i; rest < 8 {
+			b &= 1<<max(rest, 0) - 1
+		}
+		set += bits.OnesCount8(b)
+	}
+	return set == int(ev.ColumnCount)
+}
