@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testdb.Main(m) }
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 

@@ -12,10 +12,25 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 )
 
+// Dialect is the database that the application writes to.
+type Dialect int
+
+// The dialects. MySQL is also MariaDB.
+const (
+	Postgres Dialect = iota
+	MySQL
+)
+
 // Config is what the application does. The zero value of each optional field is its default.
 type Config struct {
-	// DSN of a PostgreSQL database with the eventlog tables, and [Setup] done. Required.
+	// DSN of a database with the eventlog tables, and [Setup] or [SetupMySQL] done, as
+	// pgx or github.com/go-sql-driver/mysql reads it. Required.
 	DSN string
+	// Dialect is the database's. Default [Postgres].
+	Dialect Dialect
+	// Events is the event table, quoted and qualified as SQL wants it. Default
+	// "eventlog.events".
+	Events string
 	// Ledger receives what was written. Required.
 	Ledger *ledger.Writers
 	// Writers is how many sessions write at once. Default 4.
@@ -74,6 +89,9 @@ func Setup(ctx context.Context, conn *pgx.Conn) error {
 func Run(ctx context.Context, c Config) error {
 	if c.Writers == 0 {
 		c.Writers = 4
+	}
+	if c.Events == "" {
+		c.Events = "eventlog.events"
 	}
 	if c.Draw == nil {
 		c.Draw = Orders

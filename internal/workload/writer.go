@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 )
@@ -27,7 +26,37 @@ const (
 type writer struct {
 	Config
 	rng  *rand.Rand
-	conn *pgx.Conn // nil until connected
+	conn session // nil until connected
+}
+
+// session is one connection to the database. Only one goroutine uses it.
+type session interface {
+	// write begins a transaction and runs everything but its end.
+	write(ctx context.Context, c change) error
+	// breakOrder violates a constraint on the order of the running transaction; it
+	// returns an error when that was accepted.
+	breakOrder(ctx context.Context, order string) error
+	commit(ctx context.Context) error
+	// rollback ends the transaction, if one was begun.
+	rollback(ctx context.Context) error
+	// lost says that the connection is of no use any more.
+	lost() bool
+	close(ctx context.Context)
+}
+
+// change is what one transaction writes.
+type change struct {
+	order, customer string
+	total           int
+	kept, undone    []row // the second are undone to a savepoint
+	hold            bool
+}
+
+// row is an event row as an application writes it (A2–A15).
+type row struct {
+	id, action, eventType string
+	payload               *string
+	date                  time.Time
 }
 
 func (w *writer) run(ctx context.Context) error {
@@ -39,7 +68,7 @@ func (w *writer) run(ctx context.Context) error {
 		case err == nil:
 		case !w.Faults:
 			return err
-		case w.conn == nil || w.conn.IsClosed():
+		case w.conn == nil || w.conn.lost():
 			w.close(ctx)
 			next = time.Now().Add(reconnectPause)
 		}
@@ -66,7 +95,7 @@ func (w *writer) close(ctx context.Context) {
 	if w.conn != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_ = w.conn.Close(ctx) // the server cleans up after a lost session by itself
+		w.conn.close(ctx)
 		w.conn = nil
 	}
 }
@@ -117,7 +146,7 @@ func (w *writer) draw() plan {
 // becomes of it. A started transaction is finished after ctx ended.
 func (w *writer) transact(ctx context.Context) error {
 	if w.conn == nil {
-		conn, err := pgx.Connect(ctx, w.DSN)
+		conn, err := w.connect(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -132,19 +161,22 @@ func (w *writer) transact(ctx context.Context) error {
 	p := w.draw()
 	kept, undone := identify(p.events), identify(p.undone)
 	w.Ledger.RolledBack(undone...)
-	tx, err := w.insert(ctx, p, kept, undone)
+	c := w.change(p, kept, undone)
+	err := w.conn.write(ctx, c)
+	if err != nil {
+		err = fmt.Errorf("write a business transaction: %w", err)
+	} else if p.end == breaks {
+		err = w.conn.breakOrder(ctx, c.order)
+	}
 	if err != nil || p.end != commits {
 		w.Ledger.RolledBack(kept...)
-		if tx != nil {
-			err = errors.Join(err, tx.Rollback(ctx))
-		}
-		return err
+		return errors.Join(err, w.conn.rollback(ctx))
 	}
 	now := time.Now()
 	for i := range kept {
 		kept[i].At = now
 	}
-	if err := tx.Commit(ctx); err != nil {
+	if err := w.conn.commit(ctx); err != nil {
 		w.Ledger.Unknown(kept...)
 		return fmt.Errorf("commit a business transaction: %w", err)
 	}
@@ -160,51 +192,35 @@ func identify(specs []Spec) []ledger.Event {
 	return out
 }
 
-// insert runs everything but the end of a transaction. A constraint that the plan
-// wanted to be violated is not an error.
-func (w *writer) insert(ctx context.Context, p plan, kept, undone []ledger.Event) (pgx.Tx, error) {
-	tx, err := w.conn.Begin(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("begin a business transaction: %w", err)
+func (w *writer) connect(ctx context.Context) (session, error) {
+	if w.Dialect == MySQL {
+		return connectMySQL(ctx, w.DSN, w.Events)
 	}
-	var b pgx.Batch
-	order := uuid.New()
-	b.Queue(`INSERT INTO shop.orders VALUES ($1, $2, $3, clock_timestamp() AT TIME ZONE 'UTC')`,
-		order, fmt.Sprintf("c-%04d", w.rng.IntN(10_000)), 1+w.rng.IntN(99_900))
-	queueEvents(&b, order, p.events, kept)
-	if len(undone) > 0 {
-		b.Queue(`SAVEPOINT part`)
-		queueEvents(&b, order, p.undone, undone)
-		b.Queue(`ROLLBACK TO SAVEPOINT part`)
-	}
-	if p.hold {
-		b.Queue(`SELECT pg_sleep($1)`, holdSeconds)
-	}
-	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
-		return tx, fmt.Errorf("write a business transaction: %w", err)
-	}
-	if p.end == breaks {
-		if _, err := tx.Exec(ctx, `UPDATE shop.orders SET total_cents = -1 WHERE id = $1`, order); err == nil {
-			return tx, errors.New("a negative total was accepted")
-		}
-	}
-	return tx, nil
+	return connectPostgres(ctx, w.DSN, w.Events)
 }
 
-// queueEvents queues the inserts of event rows as an application writes them (A2–A15).
-func queueEvents(b *pgx.Batch, order uuid.UUID, specs []Spec, events []ledger.Event) {
-	action := uuid.New()
-	for i, s := range specs {
-		var payload *string
-		if s.Payload != nil {
-			text := string(s.Payload)
-			payload = &text
-		}
-		date := time.Now().UTC().Add(-s.Age)
-		b.Queue(`INSERT INTO eventlog.events (id, namespace, action_id, action_name, action_params,
-			started_date, completion_date, model_id, model_type, event_type, payload, event_date, delivered)
-			VALUES ($1, 'shop.orders', $2, 'ChangeOrder', jsonb_build_object('order', $3::text),
-			$4, $4, $3::text, 'Order', $5, $6::text::jsonb, $4, false)`,
-			events[i].ID, action, order.String(), date, s.Type, payload)
+func (w *writer) change(p plan, kept, undone []ledger.Event) change {
+	return change{
+		order:    uuid.NewString(),
+		customer: fmt.Sprintf("c-%04d", w.rng.IntN(10_000)),
+		total:    1 + w.rng.IntN(99_900),
+		kept:     rows(p.events, kept),
+		undone:   rows(p.undone, undone),
+		hold:     p.hold,
 	}
 }
+
+func rows(specs []Spec, events []ledger.Event) []row {
+	action := uuid.NewString()
+	out := make([]row, len(specs))
+	for i, s := range specs {
+		out[i] = row{id: events[i].ID, action: action, eventType: s.Type, date: time.Now().UTC().Add(-s.Age)}
+		if s.Payload != nil {
+			text := string(s.Payload)
+			out[i].payload = &text
+		}
+	}
+	return out
+}
+
+var errAccepted = errors.New("a negative total was accepted")
