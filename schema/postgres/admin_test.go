@@ -22,7 +22,7 @@ func TestAdmin(t *testing.T) {
 		server := admintest.Server{Open: func(t *testing.T, l admintest.Layout) admintest.Backend {
 			o := open(t, major, l.Table, ddl(l.Name)...)
 			return admintest.Backend{
-				Store: o.store, Hooks: o,
+				Store: o.store, Table: l.Table, Hooks: o,
 				NewAdmin: func(cfg admin.Config) admintest.Admin { return postgres.NewAdmin(o.store, cfg) },
 			}
 		}}

@@ -60,6 +60,8 @@ type Server struct {
 // Backend is a store on migrated tables.
 type Backend struct {
 	Store Store
+	// Table is the event table.
+	Table schema.Table
 	// NewAdmin returns an Admin of the store.
 	NewAdmin func(admin.Config) Admin
 	Hooks

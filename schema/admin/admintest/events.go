@@ -47,7 +47,7 @@ func emitEvent(s *suite) {
 	if len(found) != 1 || found[0].ID != out.ID || found[0].Type != "order.placed" || string(found[0].Payload) != payload {
 		s.Fatalf("the poller finds %+v; want %+v", found, out)
 	}
-	if s.layout.Table.Columns.ModelID != "" && found[0].ModelID != `o\'7` {
+	if s.Table.Columns.ModelID != "" && found[0].ModelID != `o\'7` {
 		s.Errorf("model id = %q", found[0].ModelID)
 	}
 	list, err := s.admin.ListEvents(s.Context(), admin.EventFilter{Type: "order.*", Pending: true}, admin.Page{})
@@ -111,7 +111,7 @@ func listEventsPages(s *suite) {
 	for range 7 {
 		want[s.emit(admin.Emit{Type: "order.placed", Payload: json.RawMessage(`{}`)}).ID] = true
 	}
-	dated := s.layout.Table.Columns.Date != ""
+	dated := s.Table.Columns.Date != ""
 	noon := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	if dated {
 		// All at one instant: the key tells them apart.
@@ -202,7 +202,7 @@ func showUnknown(s *suite) {
 	if err != nil || story.Rows != 2 || !story.Pending || story.Event.Type != "a" {
 		s.Errorf("story = %+v, %v", story, err)
 	}
-	if want, _ := schema.EventID(s.layout.Table.QualifiedName(), "7"); story.Event.ID != want {
+	if want, _ := schema.EventID(s.Table.QualifiedName(), "7"); story.Event.ID != want {
 		s.Errorf("event id = %s, want %s", story.Event.ID, want)
 	}
 }
