@@ -30,6 +30,9 @@ type Backend struct {
 	Full bool
 	// LookBack bounds the poller's looks, in a table without a mark; 0 means that it does not.
 	LookBack time.Duration
+	// Defers says that the store leaves a row that the log has and the table does not show yet to the
+	// poller. Otherwise it delivers it from the log's image.
+	Defers bool
 	Hooks
 }
 

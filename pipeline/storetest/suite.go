@@ -61,7 +61,7 @@ func newEvent(n int) event.Event {
 		ModelID:        fmt.Sprint("order-", n),
 		ModelType:      "Order",
 		Type:           "order.placed",
-		Payload:        json.RawMessage(fmt.Sprintf(`{"text": "Grüße, \"%d\"", "total": 10.50}`, n)),
+		Payload:        json.RawMessage(fmt.Sprintf(`{"text": "Grüße, \"%d\"", "total": 10.25}`, n)),
 		Date:           noon.Add(-10*time.Minute + time.Duration(n)*time.Millisecond),
 		Traceparent:    "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 		Headers:        json.RawMessage(`{"tenant": "a"}`),

@@ -24,6 +24,7 @@ const (
 	numLockWait        = 1205
 	numDeadlock        = 1213
 	numCollations      = 1267
+	numInvalidText     = 1300
 	numResultTooLarge  = 1301
 	numWrongValue      = 1366
 	numBadView         = 1356
@@ -37,6 +38,7 @@ const (
 	numJSONCharset     = 3144
 	numJSONDepth       = 3157
 	numLockedNowait    = 3572
+	numCannotConvert   = 3854
 	numCheckMySQL      = 3819
 	numCheckMariaDB    = 4025
 )
@@ -66,7 +68,7 @@ func rejected(err error) bool {
 		return true
 	}
 	return slices.Contains([]uint16{
-		numTooManyColumns, numRowTooLarge, numPacketTooLarge, numResultTooLarge, numWrongValue, numNoPartition, numSignal,
+		numTooManyColumns, numRowTooLarge, numPacketTooLarge, numResultTooLarge, numInvalidText, numCannotConvert, numWrongValue, numNoPartition, numSignal,
 		numInvalidJSON, numInvalidJSONPath, numJSONCharset, numJSONDepth, numCheckMySQL, numCheckMariaDB,
 	}, e.Number)
 }

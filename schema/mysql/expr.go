@@ -201,20 +201,25 @@ func (t *eventTable) ref(name string) string { return "t." + quoteName(name) }
 // text is the value of a column as text.
 func (t *eventTable) text(name string) string { return t.columns[name].text(t.ref(name)) }
 
-// uuid is the value of a column as the text of a UUID, by the rule of schema.EventID.
-func (t *eventTable) uuid(name string) string {
-	c, text := t.columns[name], t.text(name)
-	derived := hyphens("MD5(CONCAT(" + quoteText(t.QualifiedName()+":") + ", " + text + "))")
-	switch c.kind {
+// direct says that every key of the table is the id of its event.
+func (t *eventTable) direct() bool {
+	k := t.key().kind
+	return k == kindUUID || k == kindBinaryUUID
+}
+
+// directID is the event's id where the key is one, and null where it has to be derived from the key. The
+// derivation is not done in SQL: servers have given up the function for it.
+func (t *eventTable) directID() string {
+	text := t.text(t.Columns.ID)
+	switch t.key().kind {
 	case kindUUID, kindBinaryUUID:
 		return text
-	case kindInt, kindUnsigned, kindTime, kindDate:
-		return derived
-	case kindBytes:
-		text = "CONVERT(" + text + " USING utf8mb4)"
+	case kindText:
+		return fmt.Sprintf("CASE WHEN CHAR_LENGTH(%[1]s) = 36 AND %[1]s COLLATE utf8mb4_bin "+
+			"REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN %[1]s END", text)
+	default:
+		return "NULL"
 	}
-	return fmt.Sprintf("CASE WHEN CHAR_LENGTH(%[1]s) = 36 AND %[1]s COLLATE utf8mb4_bin "+
-		"REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN %[1]s ELSE %[2]s END", text, derived)
 }
 
 // The range of times that every consumer of an event can hold, see package schema.
@@ -247,7 +252,8 @@ func (t *eventTable) pending() string {
 	condition := ""
 	switch t.Mark.Kind {
 	case schema.MarkNone:
-		return "NOT EXISTS (SELECT 1 FROM " + t.deliveries + " AS p WHERE p.event_id = " + t.eventID.from(parens(t.uuid(t.Columns.ID))) + ")"
+		// Keys that are not their events' ids are looked at afterwards, see look.undelivered.
+		return "NOT EXISTS (SELECT 1 FROM " + t.deliveries + " AS p WHERE p.event_id = " + t.eventID.from(parens(t.directID())) + ")"
 	case schema.MarkStatus:
 		condition = ref + " = " + c.from(quoteText(t.Mark.Pending))
 	default:

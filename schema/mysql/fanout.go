@@ -319,7 +319,7 @@ func (f *fanning) try(ctx context.Context, q querier, t *eventTable, o *ourTable
 		}
 	}
 	goals := f.b.goals(fresh)
-	if err := f.insert(ctx, q, t, o, srv, goals); err != nil {
+	if err := f.insert(ctx, q, t, o, srv, goals, rows); err != nil {
 		return nil, err
 	}
 	if err := f.readBack(ctx, q, t, o, p, fresh, goals, how); err != nil {

@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -16,20 +17,24 @@ const deliveryColumns = `id, event_id, handler_name,
     state, attempts, next_retry_at, created_date, updated_date, claim_count, lease_token, lease_until, lease_owner, reason, last_error`
 
 // targetSQL is one row of the list g of targets. Of its values only the number of bytes differs from row to row.
-const targetSQL = "? AS n, ? AS id, ? AS event_id, ? AS k, ? AS handler, ? AS lease, ? AS window_us, ? AS blocked, ? AS detail"
+const targetSQL = "? AS n, ? AS id, ? AS event_id, ? AS k, ? AS handler, ? AS lease, ? AS window_us, ? AS blocked, ? AS detail, ? AS action_id"
 
-func (b *fanBatch) targetArgs(g goal) []any {
+// targetArgs are its values. The id of the action may have to be derived, so it comes from here; action is that of the row.
+func (b *fanBatch) targetArgs(g goal, action string) []any {
 	t := b.target(g)
 	lease := 0
 	if t.Lease {
 		lease = 1
 	}
-	return []any{g.event, t.ID.String(), b.event(g.event).ID, b.key(g.event), t.Handler, lease, micros(t.Window), t.Blocked, clean(t.Detail)}
+	return []any{
+		g.event, t.ID.String(), b.event(g.event).ID, b.key(g.event), t.Handler, lease, micros(t.Window), t.Blocked, clean(t.Detail),
+		cmp.Or(action, b.event(g.event).ID),
+	}
 }
 
 // eventExprs are what a delivery copies from its event, as expressions.
 type eventExprs struct {
-	namespace, actionID, actionName, actionParams, started, completed, modelID, modelType, typ, payload, raw, date, trace, headers string
+	namespace, actionName, actionParams, started, completed, modelID, modelType, typ, payload, raw, date, trace, headers string
 }
 
 // insertSQL is the head of a statement that inserts the deliveries of the list g. The event's columns are e, the time is c.now.
@@ -37,7 +42,7 @@ func (s *Store) insertSQL(b *statement, o *ourTables, lease delivery.Lease, e ev
 	window := "CAST(g.window_us AS SIGNED)"
 	leased := "(g.lease = 1 AND g.blocked = '' AND (" + window + " = 0 OR " + e.date + " >= c.now - INTERVAL " + window + " MICROSECOND))"
 	b.add("INSERT INTO " + s.names.deliveries + " (" + deliveryColumns + ")\nSELECT " + strings.Join([]string{
-		o.id.from("g.id"), o.eventID.from("g.event_id"), "g.handler", e.namespace, o.actionID.from(parens(e.actionID)), e.actionName,
+		o.id.from("g.id"), o.eventID.from("g.event_id"), "g.handler", e.namespace, o.actionID.from("g.action_id"), e.actionName,
 		e.actionParams, e.started, e.completed, e.modelID, e.modelType, e.typ, e.payload, e.raw, e.date, e.trace, e.headers,
 	}, ", "))
 	b.add(",\n    CASE WHEN g.blocked = '' THEN 'PENDING' ELSE 'BLOCKED' END, 0")
@@ -49,7 +54,8 @@ func (s *Store) insertSQL(b *statement, o *ourTables, lease delivery.Lease, e ev
 
 // onDuplicate makes a delivery that is there stay as it is. An error of any other kind stays an error.
 func (s *Store) onDuplicate() string {
-	return "\nON DUPLICATE KEY UPDATE attempts = " + s.names.deliveries + ".attempts"
+	// Without a condition, ON would be taken for that of the join before it.
+	return "\nWHERE TRUE ON DUPLICATE KEY UPDATE attempts = " + s.names.deliveries + ".attempts"
 }
 
 // union adds rows of values as SELECTs; the first one names them.
@@ -66,12 +72,13 @@ func union(b *statement, named string, rows [][]any) *statement {
 }
 
 // insert inserts the deliveries from the events' rows, whose payloads do not leave the database.
-func (f *fanning) insert(ctx context.Context, q querier, t *eventTable, o *ourTables, srv *server, goals []goal) error {
+func (f *fanning) insert(ctx context.Context, q querier, t *eventTable, o *ourTables, srv *server, goals []goal, found map[int]found) error {
 	e := t.exprs()
-	for part := range chunks(goals, srv.packet, func(g goal) int { return sizeOf(f.b.targetArgs(g)) }) {
+	values := func(g goal) []any { return f.b.targetArgs(g, found[g.event].ActionID) }
+	for part := range chunks(goals, srv.packet, func(g goal) int { return sizeOf(values(g)) }) {
 		rows := make([][]any, len(part))
 		for i, g := range part {
-			rows[i] = f.b.targetArgs(g)
+			rows[i] = values(g)
 		}
 		b := f.insertSQL(&statement{}, o, f.b.Lease, e)
 		union(b, targetSQL, rows).add(") AS g\nSTRAIGHT_JOIN " + t.from + " AS t" + t.force +
@@ -98,8 +105,7 @@ func (t *eventTable) exprs() eventExprs {
 	date := orElse(c.Date, t.timestamp, "c.now")
 	payload, raw := payloadValues(t.columns[c.Payload], t.ref(c.Payload), t.mariaDB)
 	return eventExprs{
-		namespace: orElse(c.Namespace, t.text, "''"), actionID: orElse(c.ActionID, t.uuid, "g.event_id"),
-		actionName: orElse(c.ActionName, t.text, "''"), actionParams: orElse(c.ActionParams, t.text, "'{}'"),
+		namespace: orElse(c.Namespace, t.text, "''"), actionName: orElse(c.ActionName, t.text, "''"), actionParams: orElse(c.ActionParams, t.text, "'{}'"),
 		started: orElse(c.StartedDate, t.timestamp, date), completed: orElse(c.CompletionDate, t.timestamp, date),
 		modelID: nullable(c.ModelID), modelType: nullable(c.ModelType), typ: t.text(c.Type), payload: payload, raw: raw,
 		date: date, trace: nullable(c.Traceparent), headers: nullable(c.Headers),
@@ -107,7 +113,7 @@ func (t *eventTable) exprs() eventExprs {
 }
 
 // imageSQL is one row of the list i of events from the log. Its number is that of its targets.
-const imageSQL = `? AS n, ? AS namespace, ? AS action_id, ? AS action_name, ? AS action_params, ? AS started, ? AS completed,
+const imageSQL = `? AS n, ? AS namespace, ? AS action_name, ? AS action_params, ? AS started, ? AS completed,
     ? AS model_id, ? AS model_type, ? AS typ, ? AS payload, ? AS date, ? AS trace, ? AS headers`
 
 func (b *fanBatch) imageArgs(n int, payload column) []any {
@@ -117,7 +123,7 @@ func (b *fanBatch) imageArgs(n int, payload column) []any {
 		body = []byte(e.Payload)
 	}
 	return []any{
-		n, e.Namespace, orNull(e.ActionID), e.ActionName, rawOrNil(e.ActionParams), timeText(e.StartedDate), timeText(e.CompletionDate),
+		n, e.Namespace, e.ActionName, rawOrNil(e.ActionParams), timeText(e.StartedDate), timeText(e.CompletionDate),
 		orNull(e.ModelID), orNull(e.ModelType), e.Type, body, timeText(e.Date), orNull(e.Traceparent), rawOrNil(e.Headers),
 	}
 }
@@ -128,7 +134,7 @@ func imageExprs(c column, mariaDB bool) eventExprs {
 	date := "COALESCE(" + at("i.date") + ", c.now)"
 	payload, raw := payloadValues(c, "i.payload", mariaDB)
 	return eventExprs{
-		namespace: "i.namespace", actionID: "COALESCE(i.action_id, g.event_id)", actionName: "i.action_name",
+		namespace: "i.namespace", actionName: "i.action_name",
 		actionParams: "COALESCE(i.action_params, '{}')",
 		started:      "COALESCE(" + at("i.started") + ", " + date + ")", completed: "COALESCE(" + at("i.completed") + ", " + date + ")",
 		modelID: "i.model_id", modelType: "i.model_type", typ: "i.typ", payload: payload, raw: raw,
@@ -175,13 +181,13 @@ func (f *fanning) insertImages(ctx context.Context, q querier, t *eventTable, o 
 	e := imageExprs(payload, t.mariaDB)
 	var all []goal
 	for part := range chunks(events, srv.packet, func(n int) int {
-		return sizeOf(f.b.imageArgs(n, payload)) + len(f.b.fan(n).Targets)*sizeOf(f.b.targetArgs(goal{n, 0}))
+		return sizeOf(f.b.imageArgs(n, payload)) + len(f.b.fan(n).Targets)*sizeOf(f.b.targetArgs(goal{n, 0}, f.b.event(n).ActionID))
 	}) {
 		var targets, images [][]any
 		goals := f.b.goals(part)
 		all = append(all, goals...)
 		for _, g := range goals {
-			targets = append(targets, f.b.targetArgs(g))
+			targets = append(targets, f.b.targetArgs(g, f.b.event(g.event).ActionID))
 		}
 		for _, n := range part {
 			images = append(images, f.b.imageArgs(n, payload))

@@ -7,8 +7,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
+
+	"github.com/google/uuid"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
@@ -52,7 +55,8 @@ type look struct {
 	q       delivery.Undelivered
 	// after is the place of an earlier look's end: a date, which may be null, and a key.
 	after *[2]*string
-	skip  []any
+	// skip holds the ids to be left out.
+	skip  map[string]bool
 	found delivery.Found
 }
 
@@ -66,6 +70,7 @@ func (s *Store) newLook(session querier, t *eventTable, q delivery.Undelivered) 
 	unreadable := s.unreadable.list()
 	l := &look{
 		Store: s, session: session, t: t, q: q,
+		skip:  map[string]bool{},
 		found: delivery.Found{Traceless: t.Mark.Kind == schema.MarkNone, LeftOut: len(unreadable) > 0},
 	}
 	if q.After != "" && l.found.Traceless {
@@ -75,7 +80,7 @@ func (s *Store) newLook(session querier, t *eventTable, q delivery.Undelivered) 
 		}
 	}
 	for _, id := range append(unreadable, q.Skip...) {
-		l.skip = append(l.skip, id)
+		l.skip[id] = true
 	}
 	return l, nil
 }
@@ -85,7 +90,7 @@ func (l *look) look(ctx context.Context) (err error) {
 	if l.t.typeIndex != "" {
 		keys, err = l.keysByType(ctx)
 	} else {
-		keys, err = l.keys(ctx)
+		keys, err = l.undelivered(ctx)
 	}
 	if err != nil || len(keys) == 0 {
 		return err
@@ -144,12 +149,90 @@ func (t *eventTable) orderBy() string {
 	return " ORDER BY " + strings.Join(by, ", ")
 }
 
+// limit is how many keys are read, so that as many are left as are wanted when those to be skipped are taken out.
+func (l *look) limit() int {
+	if l.t.direct() {
+		return l.q.Limit
+	}
+	return l.q.Limit + len(l.skip)
+}
+
+// notSkipped takes out the keys of events to be skipped.
+func (l *look) notSkipped(keys []keyed) []keyed {
+	if l.t.direct() || len(l.skip) == 0 {
+		return keys
+	}
+	return slices.DeleteFunc(keys, func(k keyed) bool {
+		id, _ := schema.EventID(l.t.QualifiedName(), k.key)
+		return l.skip[id]
+	})
+}
+
+// undelivered reads the keys of the oldest undelivered rows of the wanted types. In a table without a mark whose keys
+// are not its events' ids it reads on until it has found as many as are wanted: which of them have deliveries can only be
+// told afterwards.
+func (l *look) undelivered(ctx context.Context) ([]keyed, error) {
+	if !l.found.Traceless || l.t.direct() {
+		keys, err := l.keys(ctx)
+		keys = l.notSkipped(keys)
+		return keys[:min(len(keys), l.q.Limit)], err
+	}
+	began := l.after
+	defer func() { l.after = began }()
+	var all []keyed
+	for {
+		keys, err := l.keys(ctx)
+		if err != nil {
+			return nil, err
+		}
+		last := len(keys) < l.limit()
+		if !last {
+			end := keys[len(keys)-1]
+			l.after = &[2]*string{nil, &end.key}
+			if end.date.Valid {
+				l.after[0] = &end.date.String
+			}
+		}
+		fresh, err := l.withoutDeliveries(ctx, l.notSkipped(keys))
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, fresh...); last || len(all) >= l.q.Limit {
+			return all[:min(len(all), l.q.Limit)], nil
+		}
+	}
+}
+
+// withoutDeliveries takes out the keys of events that have deliveries.
+func (l *look) withoutDeliveries(ctx context.Context, keys []keyed) ([]keyed, error) {
+	has := map[uuid.UUID]bool{}
+	idOf := func(k keyed) string {
+		id, _ := schema.EventID(l.t.QualifiedName(), k.key)
+		return id
+	}
+	for part := range slices.Chunk(keys, keysPerStatement) {
+		ids := make([]string, len(part))
+		for i, k := range part {
+			ids[i] = idOf(k)
+		}
+		b := (&statement{}).add("SELECT DISTINCT " + l.t.eventID.text("d.event_id") + " FROM " + l.t.deliveries + " AS d WHERE d.event_id IN ")
+		list, err := query(ctx, l.session, b.list(l.t.eventID.ids(ids)), scanID)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range list {
+			has[id] = true
+		}
+	}
+	return slices.DeleteFunc(keys, func(k keyed) bool { return has[uuid.MustParse(idOf(k))] }), nil
+}
+
 // keys reads the keys of the oldest rows of the wanted types.
 func (l *look) keys(ctx context.Context) ([]keyed, error) {
 	b := (&statement{}).add("SELECT " + l.t.keyColumns() + "\nFROM " + l.t.from + " AS t\nWHERE " + l.t.pending())
 	l.conditions(b)
 	l.matching(b)
-	return query(ctx, l.session, b.add(l.t.orderBy()+" LIMIT ?", l.q.Limit), scanKeyed)
+	return query(ctx, l.session, b.add(l.t.orderBy()+" LIMIT ?", l.limit()), scanKeyed)
 }
 
 // conditions adds what holds for every row of a look, but for its mark and its type.
@@ -165,8 +248,8 @@ func (l *look) conditions(b *statement) {
 	if l.after != nil {
 		l.behind(b)
 	}
-	if len(l.skip) > 0 {
-		b.add(" AND " + parens(t.uuid(t.Columns.ID)) + " NOT IN ").list(l.skip)
+	if len(l.skip) > 0 && t.direct() {
+		b.add(" AND " + t.ref(t.Columns.ID) + " NOT IN ").list(t.key().args(slices.Sorted(maps.Keys(l.skip))))
 	}
 }
 
@@ -233,13 +316,13 @@ func (l *look) keysByType(ctx context.Context) ([]keyed, error) {
 			} else {
 				b.add(" AND "+bytesOf(l.t.text(l.t.Columns.Type))+" = ?", []byte(typ))
 			}
-			b.add(l.t.orderBy()+" LIMIT ?)", l.q.Limit)
+			b.add(l.t.orderBy()+" LIMIT ?)", l.limit())
 		}
 		more, err := query(ctx, l.session, b, scanKeyed)
 		if err != nil {
 			return nil, err
 		}
-		keys = append(keys, more...)
+		keys = append(keys, l.notSkipped(more)...)
 		slices.SortStableFunc(keys, func(a, b keyed) int { return cmp.Compare(a.date.String, b.date.String) })
 		keys = keys[:min(len(keys), l.q.Limit)]
 	}
