@@ -81,6 +81,12 @@
 // table at the start, once the source has found its place, and after a gap, each time
 // twice. Without a log, or while it cannot be read, it takes everything at once.
 //
+// A table without a mark keeps no trace of events that every condition declines: a pass reads on behind
+// them, and the next one begins at the beginning. Where such a table bounds its looks (look_back), they
+// go back from the last complete pass that left nothing undone, whose time the store keeps, or from
+// the oldest open gap: however long an outage lasts, nothing falls out of sight unseen. The processes of one
+// source are expected to serve the same handlers; others are warned of.
+//
 // # Goroutines and connections
 //
 // Run owns all goroutines and returns after each has ended: the source's
@@ -95,7 +101,9 @@
 //	database away             every loop waits with backoff, logs once, and once when it is over
 //	database refuses a row    the batch is halved until the row stands alone; a reduced
 //	                          BLOCKED delivery takes its place
-//	row locked by a session   the row stands alone likewise, and is left to the poller
+//	row locked by a session   the log's image makes its deliveries; the poller marks it later
+//	refused in every form     it stays in its table, in sight of the poller; one that is nowhere
+//	                          but in the log holds the log, and nothing else
 //	answer to a fan-out lost  it is repeated, which changes nothing; leases that nobody
 //	                          heard of are given back
 //	answer to a claim lost    its rows wait until that lease ends, and the claim is counted
@@ -104,10 +112,13 @@
 //	                          then given up: the lease ends, and the delivery is tried again
 //	handler panics, hangs     that attempt has failed; the others go on
 //	trigger fails             it alone is called again with the same records; the position
-//	                          waits, the poller and the handlers go on
+//	                          waits, the poller and the handlers go on; one that ignores the
+//	                          end of its context at the stop is left behind
 //	source fails              it is run again after what it handed over is dealt with;
 //	                          one that needs a person once a minute
 //	process stops             what is in flight finishes and is acknowledged, the source
 //	                          confirms, running handlers are waited for, the rest is given back
-//	process dies              leases run out, the log repeats what was not acknowledged
+//	process dies              leases run out, the log repeats what was not acknowledged; a
+//	                          delivery that was in every one of several deaths waits longer each
+//	                          time, and is DEAD ("crashes") after the tenth
 package pipeline
