@@ -132,8 +132,8 @@ func (m *mysql) begin(ctx context.Context) (transaction, error) {
 }
 
 func (m *mysql) write(ctx context.Context, c workload.Config) error {
-	c.DSN = m.dsn()
-	return workload.RunMySQL(ctx, c)
+	c.DSN, c.Dialect, c.Events = m.dsn(), workload.MySQL, m.name+".events"
+	return workload.Run(ctx, c)
 }
 
 func (m *mysql) stored(ctx context.Context) (map[string]struct{}, error) {
@@ -141,7 +141,7 @@ func (m *mysql) stored(ctx context.Context) (map[string]struct{}, error) {
 }
 
 func (m *mysql) rows(ctx context.Context) ([]ledger.Row, error) {
-	return ledger.ReadRowsMySQL(ctx, m.pool, m.name)
+	return ledger.ReadRowsMySQL(ctx, m.pool, m.name+".event_notifications")
 }
 
 // streaming asks for a session that sends the binlog. Tests run one after the other on a

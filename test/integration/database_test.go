@@ -57,12 +57,14 @@ type transaction interface {
 func eachDatabase(t *testing.T, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	eachPostgres(t, fn)
+	eachMySQL(t, fn)
 }
 
 // eachServer is eachDatabase with a server of the test's own.
 func eachServer(t *testing.T, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	eachPostgresServer(t, nil, fn)
+	eachMySQLServer(t, nil, fn)
 }
 
 // parts is what a dispatcher is wired of for a kind of database.
@@ -75,7 +77,10 @@ type parts struct {
 
 // partsOf makes them from a child's or a test's options.
 func partsOf(ctx context.Context, o options) (parts, error) {
-	return postgresParts(ctx, o)
+	if strings.HasPrefix(o.DSN, "postgres") {
+		return postgresParts(ctx, o)
+	}
+	return mysqlParts(ctx, o)
 }
 
 var parameter = regexp.MustCompile(`\$\d+`)

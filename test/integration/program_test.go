@@ -166,7 +166,7 @@ func webhooks(url string) string {
 // The program itself, with webhooks as its handlers, killed under load.
 func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 	path := buildProgram(t)
-	eachDatabase(t, func(t *testing.T, w *world) {
+	eachPostgres(t, func(t *testing.T, w *world) {
 		r := w.receive()
 		end := w.write(workload.Config{Writers: 16, Rate: 200})
 		for range 4 {
@@ -188,7 +188,7 @@ func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 func TestGuarantee_200kRowTransactionMemoryBound(t *testing.T) {
 	const bound = 256 << 20
 	path := buildProgram(t)
-	eachDatabase(t, func(t *testing.T, w *world) {
+	eachPostgres(t, func(t *testing.T, w *world) {
 		w.subscribers = func(string) []string { return []string{"reader"} }
 		p := w.run(path, `  - {name: reader, on: ["*"], concurrency: 64, logger: {level: debug, payload: true}}`, ``)
 		w.streaming()
