@@ -10,12 +10,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
 // operator answers the commands and carries out their orders; every SQL store has one.
@@ -37,8 +35,7 @@ type operator interface {
 // desk is what commands that ask or change the database work at: one source.
 type desk struct {
 	operator
-	source config.Source
-	pool   *pgxpool.Pool
+	*database
 }
 
 // withDesk runs fn for one source; fn's error comes back with a code and an advice.
@@ -61,16 +58,15 @@ func (a *app) eachDesk(ctx context.Context, name string, fn func(context.Context
 
 func atDesk(ctx context.Context, s config.Source, fn func(context.Context, desk) error) error {
 	s.MaxConnections = 2
-	pool, err := newPool(s)
+	db, err := openDatabase(s)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	st, err := store.New(pool, store.Config{Schema: s.Schema, Table: s.Table})
-	if err != nil {
-		return err
+	op, err := db.operator()
+	if err == nil {
+		err = asked(s, fn(ctx, desk{operator: op, database: db}))
 	}
-	return asked(s, fn(ctx, desk{operator: store.NewAdmin(st, admin.Config{}), source: s, pool: pool}))
+	return errors.Join(err, db.close())
 }
 
 // asked explains why a question was not answered.

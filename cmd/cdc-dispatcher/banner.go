@@ -98,7 +98,7 @@ func (o opening) text() string {
 	p.add("\ncdc-dispatcher %s   config %s (sha %s)\n", o.build.Version, o.file, o.sum)
 	for _, s := range o.sources {
 		p.line("Source", "%s", s.sourceLine())
-		p.line("WAL guard", "%s", s.guardLine())
+		p.line(guardTitle(s.config.Database), "%s", s.guardLine())
 		p.line("Handlers", "%s", s.handlerLine())
 	}
 	if o.address == "" {
@@ -110,8 +110,12 @@ func (o opening) text() string {
 }
 
 func (s sourceOpening) sourceLine() string {
-	parts := []string{"postgres " + s.config.Name + "@" + address(s.config.DSN)}
-	if s.config.Mode != config.ModePoll {
+	parts := []string{s.config.Database.String() + " " + s.config.Name + "@" + address(s.config)}
+	switch {
+	case s.config.Mode == config.ModePoll:
+	case s.config.Database.IsMySQL():
+		parts = append(parts, fmt.Sprintf("server id %d", s.config.ServerID()))
+	default:
 		parts = append(parts, "slot "+s.config.Postgres.Slot)
 	}
 	mode := s.mode()
@@ -121,7 +125,7 @@ func (s sourceOpening) sourceLine() string {
 	case s.report.Health.LogTrouble.Present() && s.report.Mode() == cdc.ModePolling:
 		mode += " because the log cannot be read: " + s.report.Health.LogTrouble.Err.Error()
 	case log != nil && log.Confirmed != "":
-		mode += fmt.Sprintf(" from %s", log.Confirmed)
+		mode += fmt.Sprintf(" from %s", short(string(log.Confirmed)))
 		if log.LagBytes >= 0 {
 			mode += fmt.Sprintf(" (lag %s)", bytesOf(log.LagBytes))
 		}
@@ -140,6 +144,8 @@ func (s sourceOpening) guardLine() string {
 	}
 	log := s.report.Health.Log
 	switch {
+	case s.config.Database.IsMySQL():
+		return "the server keeps its binlog for as long as it is set to, whoever reads it   " + fallback
 	case s.report.Waiting != "" || log == nil || log.RetainedBytes < 0:
 		return "retained WAL not known yet   " + fallback
 	case log.RetainLimitBytes < 0:
@@ -179,9 +185,24 @@ func (s sourceOpening) handlerLine() string {
 	return line + fmt.Sprintf(", dead %d", dead)
 }
 
+// guardTitle names what keeps the log until it is read.
+func guardTitle(d config.Database) string {
+	if d.IsMySQL() {
+		return "Binlog"
+	}
+	return "WAL guard"
+}
+
 // address is where a DSN leads, never who with.
-func address(dsn string) string {
-	cfg, err := pgconn.ParseConfig(dsn)
+func address(s config.Source) string {
+	if s.Database.IsMySQL() {
+		cfg, err := s.MySQLConfig()
+		if err != nil {
+			return "?"
+		}
+		return cfg.Addr + "/" + cfg.DBName
+	}
+	cfg, err := pgconn.ParseConfig(s.DSN)
 	if err != nil {
 		return "?"
 	}
@@ -189,4 +210,13 @@ func address(dsn string) string {
 		return cfg.Host + "/" + cfg.Database
 	}
 	return net.JoinHostPort(cfg.Host, fmt.Sprint(cfg.Port)) + "/" + cfg.Database
+}
+
+// short cuts the middle out of a position: a set of GTIDs can be as long as a page.
+func short(position string) string {
+	const most = 80
+	if len(position) <= most {
+		return position
+	}
+	return position[:most/2] + "…" + position[len(position)-most/2:]
 }

@@ -7,13 +7,20 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
 )
 
-// connectTimeout bounds making one connection of a pool.
-const connectTimeout = 10 * time.Second
+const (
+	// connectTimeout bounds making one connection of a pool.
+	connectTimeout = 10 * time.Second
+	// poolIdle and poolLife bound the connections of a pool to MySQL and MariaDB, as pgx does by
+	// itself: after a failover they end up where new ones go.
+	poolIdle = 30 * time.Minute
+	poolLife = time.Hour
+)
 
 // newPool makes the pool of a source. It connects when it is first used.
 func newPool(s config.Source) (*pgxpool.Pool, error) {
@@ -41,7 +48,14 @@ func newPool(s config.Source) (*pgxpool.Pool, error) {
 
 // migrations describes what migrate does for a source.
 func migrations(s config.Source) migrate.Options {
-	return migrate.Options{Schema: s.Schema, Table: s.Table}
+	o := migrate.Options{Schema: s.Schema, Table: s.Table}
+	switch s.Database {
+	case config.DatabaseMySQL:
+		o.Dialect = migrate.DialectMySQL
+	case config.DatabaseMariaDB:
+		o.Dialect = migrate.DialectMariaDB
+	}
+	return o
 }
 
 // source chooses the source that a command works on: the named one, or the only one.
@@ -54,4 +68,9 @@ func (a *app) source(cfg *config.Config, name string) (config.Source, error) {
 		return config.Source{}, usage(try, "the configuration has %d sources", len(cfg.Sources))
 	}
 	return config.Source{}, &failure{exit: exitUsage, code: codeNotFound, message: fmt.Sprintf("there is no source %q", name), try: try}
+}
+
+// databaseFlag adds --database to a command.
+func databaseFlag(cmd *cobra.Command, value *config.Database, usage string) {
+	cmd.Flags().Var(value, "database", usage)
 }

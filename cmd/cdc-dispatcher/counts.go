@@ -5,14 +5,16 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/server"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
-	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
 // counts asks the tables about the backlog. The questions are bounded in time and in
 // what they count.
 func (s *supervisor) counts(ctx context.Context) ([]server.HandlerCounts, error) {
-	o, err := store.NewAdmin(s.store, admin.Config{}).Overview(ctx)
+	op, err := s.db.operator()
+	if err != nil {
+		return nil, err
+	}
+	o, err := op.Overview(ctx)
 	if err != nil {
 		return nil, err
 	}

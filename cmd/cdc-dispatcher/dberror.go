@@ -16,7 +16,13 @@ import (
 // by its SQLSTATE or type. It is nil when err does not come from a database.
 // source names the source, and may be empty.
 func databaseFailure(source string, err error) *failure {
+	if err == nil {
+		return nil
+	}
 	f := sqlFailure(err)
+	if f == nil {
+		f = mysqlFailure(err)
+	}
 	if f == nil {
 		f = connectionFailure(err)
 	}
@@ -72,8 +78,14 @@ func connectionFailure(err error) *failure {
 		return nil
 	}
 	where := "the database"
+	settings := "sslmode and sslrootcert of the DSN"
 	if connect != nil {
 		where = endpoint(connect.Config)
+	} else {
+		settings = "the tls settings of the source"
+		if op, ok := errors.AsType[*net.OpError](err); ok && op.Addr != nil {
+			where = "the database at " + op.Addr.String()
+		}
 	}
 	var (
 		authority x509.UnknownAuthorityError
@@ -85,14 +97,14 @@ func connectionFailure(err error) *failure {
 	switch {
 	case errors.As(err, &authority), errors.As(err, &host), errors.As(err, &invalid), errors.As(err, &record):
 		return &failure{code: codeTLS, message: fmt.Sprintf("no encrypted connection to %s: %s", where, innermost(err)),
-			try: "check sslmode and sslrootcert of the DSN"}
+			try: "check " + settings}
 	case errors.As(err, &dns):
 		return &failure{code: codeUnreachable, message: fmt.Sprintf("no address is known for %s", where), try: "check the host in the DSN"}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &failure{code: codeUnreachable, message: fmt.Sprintf("%s does not answer", where), try: "check host, port and firewall, and that the server runs"}
 	}
 	return &failure{code: codeUnreachable, message: fmt.Sprintf("%s cannot be reached: %s", where, innermost(err)),
-		try: "check host, port, sslmode and firewall, and that the server runs"}
+		try: "check host, port, encryption and firewall, and that the server runs"}
 }
 
 func isNetwork(err error) bool {

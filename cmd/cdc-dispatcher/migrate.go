@@ -71,22 +71,18 @@ func (a *app) eachMigrator(ctx context.Context, name string, fn func(context.Con
 }
 
 func withMigrator(ctx context.Context, s config.Source, fn func(context.Context, config.Source, *migrate.Migrator) error) error {
-	pool, err := newPool(s)
+	db, err := openDatabase(s)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	m, err := migrate.Postgres(pool, migrations(s))
-	if err != nil {
-		return err
+	m, err := db.migrator()
+	if err == nil {
+		err = fn(ctx, s, m)
 	}
-	if err := fn(ctx, s, m); err != nil {
-		if f := databaseFailure(s.Name, err); f != nil {
-			return f
-		}
-		return err
+	if f := databaseFailure(s.Name, err); f != nil {
+		err = f
 	}
-	return nil
+	return errors.Join(err, db.close())
 }
 
 func (a *app) migrateUp(ctx context.Context, s config.Source, m *migrate.Migrator) error {
@@ -169,18 +165,25 @@ func (a *app) printSteps(steps []step) error {
 }
 
 func (a *app) migratePrintCommand(source *string) *cobra.Command {
-	var in string
+	var (
+		in      string
+		dialect migrate.Dialect
+	)
 	cmd := &cobra.Command{
 		Use: "print", Short: "Print the SQL of \"up\", without a connection", Args: noArgs,
 		Long: `Print the SQL that "migrate up" would run on an empty database, for people whose
 statements are run by somebody else. It needs no connection. Without a configuration file it
-prints the tables of the preset eventlog.`,
+prints the tables of the preset eventlog. A connection string does not tell MariaDB from MySQL: give
+--database, or write mariadb:// in it.`,
 		RunE: func(*cobra.Command, []string) error {
 			options, err := a.printOptions(*source, in)
 			if err != nil {
 				return err
 			}
 			for _, o := range options {
+				if dialect != "" {
+					o.Dialect = dialect
+				}
 				text, err := migrate.Print(o)
 				if err != nil {
 					return err
@@ -193,6 +196,7 @@ prints the tables of the preset eventlog.`,
 		},
 	}
 	cmd.Flags().StringVar(&in, "schema", "", "print for this schema, without reading a configuration file")
+	databaseFlag(cmd, (*config.Database)(&dialect), "postgres, mysql or mariadb (default: the source's own)")
 	return cmd
 }
 

@@ -20,6 +20,8 @@ type sourceStatus struct {
 	Source string `json:"source"`
 	// Slot is nil when there is none, or the server does not show it.
 	Slot *slotStatus `json:"slot"`
+	// Binlog is nil on PostgreSQL.
+	Binlog *binlogStatus `json:"binlog,omitempty"`
 	admin.Overview
 }
 
@@ -33,6 +35,14 @@ type slotStatus struct {
 	Lag      int64 `json:"lag_bytes"`
 	// Safe is how much more may be written before the slot is at risk; nil when unlimited.
 	Safe *int64 `json:"safe_bytes"`
+}
+
+// binlogStatus is what a MySQL or MariaDB server says about its log.
+type binlogStatus struct {
+	// Written is false when the server has no binlog.
+	Written bool `json:"written"`
+	// Keep is how long a file of it is kept, in seconds; 0 means until somebody deletes it.
+	Keep int64 `json:"keep_seconds"`
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -51,8 +61,13 @@ whether a dispatcher runs or not; numbers are counted up to a limit and then wri
 					return err
 				}
 				o.Sources = ownRow(o.Sources, d.source.Name)
-				slot, err := d.slot(ctx)
-				all = append(all, sourceStatus{Source: d.source.Name, Slot: slot, Overview: o})
+				s := sourceStatus{Source: d.source.Name, Overview: o}
+				if d.my != nil {
+					s.Binlog, err = d.binlog(ctx)
+				} else {
+					s.Slot, err = d.slot(ctx)
+				}
+				all = append(all, s)
 				return err
 			})
 			if err != nil {
@@ -91,7 +106,7 @@ func (d desk) slot(ctx context.Context) (*slotStatus, error) {
 		return nil, nil
 	}
 	s := &slotStatus{Name: d.source.Postgres.Slot}
-	err := d.pool.QueryRow(ctx, `
+	err := d.pg.QueryRow(ctx, `
 SELECT active, coalesce(wal_status, ''), coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint,
        coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn), 0)::bigint, safe_wal_size
 FROM pg_catalog.pg_replication_slots WHERE slot_name = $1::text AND database = current_database()`, s.Name).
@@ -102,10 +117,21 @@ FROM pg_catalog.pg_replication_slots WHERE slot_name = $1::text AND database = c
 	return s, err
 }
 
+// binlog asks the server about its log.
+func (d desk) binlog(ctx context.Context) (*binlogStatus, error) {
+	b := &binlogStatus{}
+	err := d.my.QueryRowContext(ctx, "SELECT @@GLOBAL.log_bin, @@GLOBAL.binlog_expire_logs_seconds").Scan(&b.Written, &b.Keep)
+	return b, err
+}
+
 // write adds the source's part of the screen.
 func (s sourceStatus) write(p *paper) {
 	p.line("Source", "%s", s.describeSource())
-	p.line("WAL guard", "%s", s.describeSlot())
+	if s.Binlog != nil {
+		p.line("Binlog", "%s", s.Binlog.describe())
+	} else {
+		p.line("WAL guard", "%s", s.describeSlot())
+	}
 	p.line("Events", "%s", s.describeEvents())
 	for _, g := range s.Gaps {
 		p.line("Gap", "%s: %s (since %s, not swept yet)", g.Reason, g.Detail, moment(g.Detected))
@@ -150,7 +176,7 @@ func (s sourceStatus) describeSource() string {
 	r := s.Sources[0]
 	text := fmt.Sprintf("%s: %s", s.Source, strings.ReplaceAll(r.Mode, "_", " "))
 	if r.Position != "" {
-		text += ", confirmed " + r.Position
+		text += ", confirmed " + short(r.Position)
 	}
 	text += fmt.Sprintf(", reported %s ago by %s", span(r.Silent), r.Owner)
 	if r.Detail != "" {
@@ -161,6 +187,16 @@ func (s sourceStatus) describeSource() string {
 		text += " (it may not run any more)"
 	}
 	return text
+}
+
+func (b binlogStatus) describe() string {
+	switch {
+	case !b.Written:
+		return "the server writes none, so the poller works alone"
+	case b.Keep == 0:
+		return "kept until somebody deletes it"
+	}
+	return fmt.Sprintf("kept for %s (binlog_expire_logs_seconds)", span(time.Duration(b.Keep)*time.Second))
 }
 
 func (s sourceStatus) describeSlot() string {

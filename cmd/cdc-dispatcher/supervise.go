@@ -14,7 +14,6 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/server"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
 const (
@@ -86,21 +85,19 @@ func checkPrivileges(ctx context.Context, s config.Source) error {
 }
 
 // checkSchema turns what the store finds into a failure with its advice.
-func checkSchema(ctx context.Context, st *store.Store, s config.Source) error {
+func checkSchema(ctx context.Context, st tables, s config.Source) error {
 	err := st.CheckSchema(ctx)
 	if err == nil {
 		return nil
 	}
-	var (
-		lacks *store.SchemaError
-		table schema.Problems
-	)
+	var table schema.Problems
+	missing, statement, lacks := lacking(err)
 	switch {
-	case errors.As(err, &lacks):
+	case lacks:
 		f := &failure{exit: exitDatabase, code: codeNotMigrated, cause: err, try: "cdc-dispatcher migrate up",
-			message: "source " + s.Name + ": schema " + s.Schema + " is not migrated: missing " + list(lacks.Missing, 3)}
-		if lacks.Statement != "" {
-			f.try += "; if that changes nothing: " + lacks.Statement
+			message: "source " + s.Name + ": schema " + s.Schema + " is not migrated: missing " + list(missing, 3)}
+		if statement != "" {
+			f.try += "; if that changes nothing: " + statement
 		}
 		return f
 	case errors.As(err, &table):

@@ -20,7 +20,7 @@ import (
 
 // TestBanner pins the first lines that people see: aligned, and without a secret.
 func TestBanner(t *testing.T) {
-	source := config.Source{Name: "orders", DSN: "postgres://app:hunter2@db:5432/shop", Mode: config.ModeAuto, Postgres: config.Postgres{Slot: "cdc_dispatcher"}}
+	source := config.Source{Name: "orders", Database: config.DatabasePostgres, DSN: "postgres://app:hunter2@db:5432/shop", Mode: config.ModeAuto, Postgres: config.Postgres{Slot: "cdc_dispatcher"}}
 	working := pipeline.Health{
 		Mode: cdc.ModeStreaming,
 		Log:  &cdc.Status{Confirmed: "0/16B3748", LagBytes: 0, RetainedBytes: 12 << 20, RetainLimitBytes: 10 << 30},

@@ -5,32 +5,23 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/google/uuid"
 
-	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
-	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/postgres"
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/handlers/logger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/handlers/webhook"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
-)
-
-// What is wired together fits, checked here so that neither side knows the other.
-var (
-	_ cdc.Source     = (*postgres.Source)(nil)
-	_ cdc.Reporter   = (*postgres.Source)(nil)
-	_ pipeline.Store = (*store.Store)(nil)
 )
 
 // wiring is one source and all that hangs on it, built and not started.
 type wiring struct {
 	source   config.Source
 	handlers []config.Handler
-	pool     *pgxpool.Pool
-	store    *store.Store
+	db       *database
+	store    tables
 	pipeline pipeline.Config
 	closers  []io.Closer
 }
@@ -61,20 +52,20 @@ func (w *wiring) build(cfg *config.Config, path string, log *slog.Logger, observ
 	problem := func(at string, err error) error {
 		return config.Problems{cfg.Problem(config.CodeConflict, at, at+": "+oneLine(err.Error()), "change the setting")}
 	}
-	if w.pool, err = newPool(s); err != nil {
+	if w.db, err = openDatabase(s); err != nil {
 		return problem(path+".dsn", err)
 	}
-	if w.store, err = store.New(w.pool, store.Config{Schema: s.Schema, Table: s.Table, Logger: log}); err != nil {
+	if w.store, err = w.db.tables(log); err != nil {
 		return problem(path+".table", err)
 	}
 	w.pipeline = pipeline.Config{
-		Source: s.Name, Store: w.store,
+		Source: s.Name, Owner: owner(), Store: w.store,
 		FanOut: s.FanOut, Poller: s.Poller, Lease: cfg.Lease, ShutdownTimeout: cfg.ShutdownTimeout,
 		OrphanGrace: cfg.OrphanGrace, MaxPayload: cfg.MaxPayload, StoreErrorMessages: cfg.StoreErrorMessages,
 		Logger: log, Observer: observe(s, w.handlers),
 	}
 	if s.Mode != config.ModePoll {
-		if w.pipeline.Log, err = newReader(s, log); err != nil {
+		if w.pipeline.Log, err = w.db.reader(w.pipeline.Owner, log); err != nil {
 			return problem(path, err)
 		}
 		w.pipeline.Table, w.pipeline.Decode = s.Table.QualifiedName(), s.Table.Decoder()
@@ -101,8 +92,8 @@ func (w *wiring) close() error {
 	for _, c := range w.closers {
 		errs = append(errs, c.Close())
 	}
-	if w.pool != nil {
-		w.pool.Close()
+	if w.db != nil {
+		errs = append(errs, w.db.close())
 	}
 	return errors.Join(errs...)
 }
@@ -115,15 +106,13 @@ func closeAll(ws []*wiring) error {
 	return errors.Join(errs...)
 }
 
-// newReader makes the reader of a source's log.
-func newReader(s config.Source, log *slog.Logger) (*postgres.Source, error) {
-	return postgres.New(postgres.Config{
-		DSN: s.LogDSN(), Password: s.Password,
-		Slot: s.Postgres.Slot, Publication: s.Postgres.Publication,
-		Tables: []postgres.Table{{Schema: s.Table.Schema, Name: s.Table.Name}},
-		Create: s.Postgres.Create, Failover: s.Postgres.Failover,
-		Logger: log,
-	})
+// owner names this process in leases, and as the reader of a log.
+func owner() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s/%d/%s", host[:min(len(host), 64)], os.Getpid(), uuid.NewString()[:8])
 }
 
 // newHandler makes a handler of its kind: the one switch from kinds to constructors.

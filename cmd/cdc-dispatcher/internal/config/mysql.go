@@ -28,6 +28,22 @@ const (
 	DatabaseMariaDB Database = "mariadb"
 )
 
+// String is the word for it, as flags and connection strings have it.
+func (d Database) String() string { return string(d) }
+
+// Set and Type make it the value of a flag.
+func (d *Database) Set(s string) error {
+	switch Database(s) {
+	case DatabasePostgres, DatabaseMySQL, DatabaseMariaDB:
+		*d = Database(s)
+		return nil
+	}
+	return errors.New("want postgres, mysql or mariadb")
+}
+
+// Type is what help shows.
+func (*Database) Type() string { return "database" }
+
 // Title is the name for people.
 func (d Database) Title() string {
 	switch d {
