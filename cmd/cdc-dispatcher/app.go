@@ -130,11 +130,21 @@ func (a *app) load(path string) (*config.Config, error) {
 // loadUnconnected reads a configuration for a command that connects to nothing:
 // variables that are not set, and files that are not there, do not matter then.
 func (a *app) loadUnconnected(path string) (*config.Config, error) {
+	for _, kind := range []config.Database{config.DatabasePostgres, config.DatabaseMySQL} {
+		if cfg, err := a.loadWith(path, kind); err == nil {
+			return cfg, nil
+		}
+	}
+	return a.load(path)
+}
+
+// loadWith takes what is not set for connection strings of a kind of database.
+func (a *app) loadWith(path string, kind config.Database) (*config.Config, error) {
 	// Another one each time, or sources would seem to share a server.
 	n := 0
 	placeholder := func() string {
 		n++
-		return fmt.Sprintf("postgres://placeholder-%d/unknown", n)
+		return fmt.Sprintf("%s://user@placeholder-%d/unknown", kind, n)
 	}
 	env := config.OS(filepath.Dir(path))
 	read := env.ReadFile
@@ -150,10 +160,7 @@ func (a *app) loadUnconnected(path string) (*config.Config, error) {
 		}
 		return []byte(placeholder()), nil
 	}
-	if cfg, err := config.Load(path, env); err == nil {
-		return cfg, nil
-	}
-	return a.load(path)
+	return config.Load(path, env)
 }
 
 // confirm asks before a change, unless --yes was given.

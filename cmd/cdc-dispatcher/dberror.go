@@ -78,11 +78,11 @@ func connectionFailure(err error) *failure {
 		return nil
 	}
 	where := "the database"
-	settings := "sslmode and sslrootcert of the DSN"
+	settings, encryption := "sslmode and sslrootcert of the DSN", "sslmode"
 	if connect != nil {
 		where = endpoint(connect.Config)
 	} else {
-		settings = "the tls settings of the source"
+		settings, encryption = "the tls settings of the source", "tls"
 		if op, ok := errors.AsType[*net.OpError](err); ok && op.Addr != nil {
 			where = "the database at " + op.Addr.String()
 		}
@@ -104,7 +104,7 @@ func connectionFailure(err error) *failure {
 		return &failure{code: codeUnreachable, message: fmt.Sprintf("%s does not answer", where), try: "check host, port and firewall, and that the server runs"}
 	}
 	return &failure{code: codeUnreachable, message: fmt.Sprintf("%s cannot be reached: %s", where, innermost(err)),
-		try: "check host, port, encryption and firewall, and that the server runs"}
+		try: "check host, port, " + encryption + " and firewall, and that the server runs"}
 }
 
 func isNetwork(err error) bool {

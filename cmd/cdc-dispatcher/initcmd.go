@@ -19,6 +19,7 @@ import (
 // initFlags are the answers that init does not have to find out.
 type initFlags struct {
 	dsn, preset, table string
+	database           config.Database
 	force              bool
 }
 
@@ -36,6 +37,7 @@ and says what the server lacks. No password is written.`,
 	cmd.Flags().StringVar(&f.dsn, "dsn", "", "the database (default $DATABASE_URL)")
 	cmd.Flags().StringVar(&f.preset, "preset", "", "layout of the event table: eventlog, debezium or custom (default: what is found)")
 	cmd.Flags().StringVar(&f.table, "table", "", "the event table, schema.table (default: what is found)")
+	databaseFlag(cmd, &f.database, "postgres, mysql or mariadb (default: what the connection string says, else postgres)")
 	cmd.Flags().BoolVar(&f.force, "force", false, "overwrite the file")
 	return cmd
 }
@@ -44,6 +46,8 @@ and says what the server lacks. No password is written.`,
 type plan struct {
 	File   string `json:"file"`
 	Source string `json:"source"`
+	// Database is postgres, mysql or mariadb.
+	Database config.Database `json:"database"`
 	// DSN is written as it is here: a reference, or a connection string without a password.
 	DSN    string `json:"dsn"`
 	Preset string `json:"preset"`
@@ -69,7 +73,7 @@ func (a *app) init(ctx context.Context, f initFlags) error {
 	}
 	text := p.yaml()
 	// What is written must be a configuration that validates, whatever the variable holds.
-	env := config.Environment{Lookup: func(string) (string, bool) { return "postgres://localhost/placeholder", true }}
+	env := config.Environment{Lookup: func(string) (string, bool) { return example(p.Database), true }}
 	if _, err := config.Parse(path, []byte(text), env); err != nil {
 		return err
 	}
@@ -85,7 +89,7 @@ func (a *app) init(ctx context.Context, f initFlags) error {
 	a.say("wrote %s", path)
 	if p.DSN == reference {
 		if _, set := a.lookup("DATABASE_URL"); !set {
-			a.say("set DATABASE_URL before you go on: export DATABASE_URL=postgres://user:password@host:5432/database")
+			a.say("set DATABASE_URL before you go on: export DATABASE_URL=%s", example(p.Database))
 		}
 	}
 	a.say("next: cdc-dispatcher migrate up, cdc-dispatcher doctor, cdc-dispatcher run")
@@ -106,21 +110,59 @@ func (a *app) plan(path string, f initFlags) (p plan, dsn string, err error) {
 	default:
 		return p, "", usage("use eventlog, debezium or custom", "there is no preset %q", p.Preset)
 	}
+	if p.Database = f.database; p.Database == "" {
+		p.Database = config.DatabasePostgres
+	}
 	if dsn == "" {
 		p.choose()
 		return p, "", nil
 	}
-	cfg, err := pgconn.ParseConfig(dsn)
-	if err != nil {
-		return p, "", usage("write postgres://user:password@host:5432/database; percent-encode special characters of the password", "the connection string cannot be read")
+	kind, database, err := readDSN(dsn)
+	switch {
+	case err != nil:
+		return p, "", err
+	case f.database != "" && f.database.IsMySQL() != kind.IsMySQL():
+		return p, "", usage("leave --database out, or give another --dsn", "--database is %s, and the connection string leads to %s", f.database, kind)
+	case f.database == "":
+		p.Database = kind
 	}
-	if name := sourceName(cfg.Database); name != "" {
+	if name := sourceName(database); name != "" {
 		p.Source = name
 	}
 	if f.dsn != "" && config.WithoutPassword(f.dsn) {
 		p.DSN = f.dsn
 	}
 	return p, dsn, nil
+}
+
+// readDSN tells the kind of a connection string and the database that it names.
+func readDSN(dsn string) (kind config.Database, database string, err error) {
+	unreadable := usage("write "+example(config.DatabasePostgres)+" or "+example(config.DatabaseMySQL)+"; percent-encode special characters of the password",
+		"the connection string cannot be read")
+	kind, ok := config.DatabaseOf(dsn)
+	switch {
+	case !ok:
+		return "", "", unreadable
+	case kind.IsMySQL():
+		cfg, err := config.Source{DSN: dsn}.MySQLConfig()
+		if err != nil {
+			return "", "", unreadable
+		}
+		return kind, cfg.DBName, nil
+	}
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		return "", "", unreadable
+	}
+	return kind, cfg.Database, nil
+}
+
+// example is what a connection string looks like.
+func example(kind config.Database) string {
+	if kind.IsMySQL() {
+		return kind.String() + "://user:password@host:3306/database"
+	}
+	return "postgres://user:password@host:5432/database"
 }
 
 // sourceName makes the name of a source out of a database's.
@@ -144,21 +186,24 @@ func (p *plan) choose() {
 	}
 	if p.Table == "" && p.Preset != schema.PresetEventlog {
 		p.Table = "public.outbox"
+		if p.Database.IsMySQL() {
+			p.Table = "shop.outbox"
+		}
 	}
 }
 
 // look lets the database decide the rest. When it does not answer, init goes on without.
 func (a *app) look(ctx context.Context, dsn string, f initFlags, p *plan) {
 	defer p.choose()
-	seen, err := inspect(ctx, dsn)
+	seen, err := inspect(ctx, p.Database, dsn)
 	if err != nil {
 		failure := classify(err)
 		p.Found = append(p.Found, "the database was not looked at: "+oneLine(failure.message))
 		return
 	}
 	p.Found = append(p.Found, seen.describe()...)
-	if seen.walLevel != "logical" {
-		p.Found = append(p.Found, "wal_level is "+seen.walLevel+": until it is logical (ALTER SYSTEM SET wal_level = logical, then restart), the poller does the work")
+	if seen.product.IsMySQL() {
+		p.Database = seen.product
 	}
 	if f.preset == "" && f.table == "" {
 		switch {

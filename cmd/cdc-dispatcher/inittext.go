@@ -22,6 +22,9 @@ func (p plan) yaml() string {
 	line("    dsn: %-26s # also ${NAME:-default} and ${file:/run/secrets/dsn}", quoted(p.DSN))
 	line("    # password: ${file:/run/secrets/password}   # apart, it needs no encoding")
 	line("    mode: auto                      # auto, log or poll")
+	if p.Database.IsMySQL() {
+		line("    # mysql: {server_id: 4711, tls: {mode: verify-full, ca: ca.pem}}   # the id is chosen by itself")
+	}
 	p.tableYAML(line)
 	line("")
 	line("defaults:")

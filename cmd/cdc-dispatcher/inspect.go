@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 )
 
 // inspectTimeout bounds the whole look at a database.
@@ -13,9 +15,12 @@ const inspectTimeout = 8 * time.Second
 
 // seen is what init found in a database.
 type seen struct {
-	version, walLevel string
-	hasEvents         bool
-	outboxes          []outboxTable
+	product config.Database
+	version string
+	// lacks says what keeps the log from being read; empty when nothing was seen.
+	lacks     string
+	hasEvents bool
+	outboxes  []outboxTable
 }
 
 // outboxTable is a table in Debezium's outbox layout.
@@ -35,7 +40,10 @@ func (s seen) outbox(name string) *outboxTable {
 }
 
 func (s seen) describe() []string {
-	out := []string{"PostgreSQL " + s.version}
+	out := []string{s.product.Title() + " " + s.version}
+	if s.lacks != "" {
+		out = append(out, s.lacks)
+	}
 	if s.hasEvents {
 		out = append(out, "found the table eventlog.events")
 	}
@@ -62,7 +70,14 @@ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
 ORDER BY 1 LIMIT 20`
 
 // inspect looks at a database without changing anything.
-func inspect(ctx context.Context, dsn string) (s seen, err error) {
+func inspect(ctx context.Context, kind config.Database, dsn string) (seen, error) {
+	if kind.IsMySQL() {
+		return inspectMySQL(ctx, dsn)
+	}
+	return inspectPostgres(ctx, dsn)
+}
+
+func inspectPostgres(ctx context.Context, dsn string) (s seen, err error) {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
 	cfg, err := pgx.ParseConfig(dsn)
@@ -76,9 +91,14 @@ func inspect(ctx context.Context, dsn string) (s seen, err error) {
 		return s, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // only read from
+	var walLevel string
 	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('wal_level'),
-       to_regclass('eventlog.events') IS NOT NULL`).Scan(&s.version, &s.walLevel, &s.hasEvents); err != nil {
+       to_regclass('eventlog.events') IS NOT NULL`).Scan(&s.version, &walLevel, &s.hasEvents); err != nil {
 		return s, err
+	}
+	s.product = config.DatabasePostgres
+	if walLevel != "logical" {
+		s.lacks = "wal_level is " + walLevel + ": until it is logical (ALTER SYSTEM SET wal_level = logical, then restart), the poller does the work"
 	}
 	rows, err := conn.Query(ctx, outboxQuery)
 	if err != nil {

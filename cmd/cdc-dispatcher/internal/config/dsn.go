@@ -31,7 +31,7 @@ func WithoutPassword(dsn string) bool { return harmlessDSN(dsn) }
 
 // checkDSN says what is wrong with a connection string, without repeating it.
 func checkDSN(dsn string) (problem, try string) {
-	kind, ok := databaseOf(dsn)
+	kind, ok := DatabaseOf(dsn)
 	scheme, _, isURL := strings.Cut(dsn, "://")
 	const forms = "write postgres://user@host:5432/database, mysql://user@host:3306/database or mariadb://…"
 	switch {

@@ -183,8 +183,8 @@ func anyHost(roots *x509.CertPool) func(tls.ConnectionState) error {
 	}
 }
 
-// databaseOf tells the kind of a connection string; ok is false when it is none.
-func databaseOf(dsn string) (kind Database, ok bool) {
+// DatabaseOf tells the kind of a connection string; ok is false when it is none.
+func DatabaseOf(dsn string) (kind Database, ok bool) {
 	scheme, _, isURL := strings.Cut(dsn, "://")
 	switch strings.ToLower(scheme) {
 	case "mysql":
@@ -365,7 +365,7 @@ func (d *decoder) tls(t *TLS, n *node, path string) {
 
 // checkKind reports what belongs to another kind of database than the source's.
 func (d *decoder) checkKind(s *Source, path string) {
-	kind, ok := databaseOf(s.DSN)
+	kind, ok := DatabaseOf(s.DSN)
 	if !ok {
 		return // reported, or missing
 	}
@@ -389,7 +389,7 @@ func (d *decoder) checkKind(s *Source, path string) {
 			if block.key == "postgres" {
 				logDSN = s.Postgres.DSN
 			}
-			if other, ok := databaseOf(logDSN); ok && other.IsMySQL() != kind.IsMySQL() {
+			if other, ok := DatabaseOf(logDSN); ok && other.IsMySQL() != kind.IsMySQL() {
 				d.report(CodeConflict, log, d.posOf(log), "give both the same kind of address",
 					"%s leads to %s, and the dsn of the source to %s", log, other.Title(), kind.Title())
 			}
