@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"crypto/sha256"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -64,11 +66,28 @@ func TestScripts(t *testing.T) { runScripts(t, "testdata/script/plain", nil) }
 // each.
 func TestScriptsPostgres(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		runScripts(t, "testdata/script/postgres", func(t testing.TB) string { return testdb.Postgres(t, major).DSN() })
+		runScripts(t, "testdata/script/postgres", func(t testing.TB) map[string]string {
+			return map[string]string{"DATABASE_URL": testdb.Postgres(t, major).DSN()}
+		})
 	})
 }
 
-func runScripts(t *testing.T, dir string, database func(testing.TB) string) {
+// TestScriptsMySQL runs the sessions with MariaDB and MySQL. A schema is a database there, so
+// scripts keep their tables in DATABASE, and what they put into eventlog is dropped at the end.
+func TestScriptsMySQL(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		runScripts(t, "testdata/script/mysql", func(t testing.TB) map[string]string {
+			db := testdb.MySQL(t, kind)
+			t.Cleanup(func() { db.Exec("DROP DATABASE IF EXISTS eventlog") })
+			return map[string]string{
+				"DATABASE_URL": db.DSN(), "DATABASE": db.Name(), "LISTEN2": freeAddress(t),
+				"SERVER": net.JoinHostPort(db.Server().Host(), strconv.Itoa(db.Server().Port())),
+			}
+		})
+	})
+}
+
+func runScripts(t *testing.T, dir string, database func(testing.TB) map[string]string) {
 	files, err := filepath.Glob(dir + "/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no scripts in %s: %v", dir, err)
@@ -85,7 +104,7 @@ func runScripts(t *testing.T, dir string, database func(testing.TB) string) {
 				"NO_COLOR": "1", "USER": "tester",
 			}
 			if database != nil {
-				env["DATABASE_URL"] = database(t)
+				maps.Copy(env, database(t))
 				env["SLOT"] = fmt.Sprintf("s_%x", sha256.Sum256([]byte(t.Name())))[:16] // slots belong to the whole server
 			}
 			testscript.Run(t, testscript.Params{
@@ -187,11 +206,30 @@ func cmdSQL(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	if ts.Getenv("SERVER") != "" {
+		ts.Check(mysqlStatement(ctx, ts.Getenv("DATABASE_URL"), args[0]))
+		return
+	}
 	conn, err := pgx.Connect(ctx, ts.Getenv("DATABASE_URL"))
 	ts.Check(err)
 	defer conn.Close(ctx)
 	_, err = conn.Exec(ctx, args[0])
 	ts.Check(err)
+}
+
+// mysqlStatement runs one statement. A query must find something.
+func mysqlStatement(ctx context.Context, dsn, statement string) error {
+	db, err := sql.Open("mysql", dsn)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	if !strings.HasPrefix(statement, "SELECT") {
+		_, err = db.ExecContext(ctx, statement)
+		return err
+	}
+	var found string
+	return db.QueryRowContext(ctx, statement).Scan(&found)
 }
 
 // receiver takes webhooks and checks their signatures.
