@@ -292,6 +292,7 @@ func TestDownRefusesToDropPayloads(t *testing.T) {
 		db.Exec(strings.Replace(events, "now(), false", "now(), false, NULL, NULL", 1))
 		db.Exec("INSERT INTO eventlog.event_notifications" + deliveries)
 		db.Exec(`UPDATE eventlog.event_notifications SET payload_raw = 'x'`)
+		down(t, m) // the columns of 0004
 		down(t, m) // the indexes
 		_, err := m.Down(t.Context())
 		var pgErr *pgconn.PgError
