@@ -96,26 +96,133 @@ func (a *assembler) rollbackTo(rest string) {
 // registered table, the poller has to look: the rows are not in the log.
 func (a *assembler) statement(schema, text string) error {
 	a.group.others = true
-	words := map[string]struct{}{}
-	for _, w := range strings.FieldsFunc(strings.ToLower(text), func(r rune) bool {
-		return r != '_' && r != '$' && r < 0x80 && (r < '0' || r > '9') && (r < 'a' || r > 'z')
-	}) {
-		words[w] = struct{}{}
+	if into, found := target(text); found {
+		if into.Schema == "" {
+			into.Schema = schema
+		}
+		for t := range a.tables {
+			if strings.EqualFold(t.Name, into.Name) && strings.EqualFold(t.Schema, into.Schema) {
+				return a.loggedAsText(t)
+			}
+		}
+		return nil
 	}
-	has := func(w string) bool {
-		_, ok := words[strings.ToLower(w)]
-		return ok
-	}
-	if !has("insert") && !has("replace") && !has("load") {
+	words := words(text)
+	if !words["insert"] && !words["replace"] && !words["load"] {
 		return nil
 	}
 	for t := range a.tables {
-		if has(t.Name) && (t.Schema == schema || has(t.Schema)) {
-			return a.leaveToPoller(sweepStatement, t,
-				"rows were logged as a statement and not as rows; binlog_format is not ROW in some session")
+		if words[strings.ToLower(t.Name)] && (t.Schema == schema || words[strings.ToLower(t.Schema)]) {
+			return a.loggedAsText(t)
 		}
 	}
 	return nil
+}
+
+func (a *assembler) loggedAsText(t Table) error {
+	return a.leaveToPoller(sweepStatement, t,
+		"rows were logged as a statement and not as rows; binlog_format is not ROW in some session")
+}
+
+// words are all words of a text, in lower case.
+func words(text string) map[string]bool {
+	all := map[string]bool{}
+	for w := range strings.FieldsFuncSeq(strings.ToLower(text), func(r rune) bool {
+		return r != '_' && r != '$' && r < 0x80 && (r < '0' || r > '9') && (r < 'a' || r > 'z')
+	}) {
+		all[w] = true
+	}
+	return all
+}
+
+// target is the table that a statement inserts into, if it says so in the usual way.
+func target(text string) (into Table, found bool) {
+	tokens := tokenizer{text: text}
+	for {
+		verb, quoted, ok := tokens.next()
+		switch {
+		case !ok:
+			return Table{}, false
+		case quoted || !strings.EqualFold(verb, "INSERT") && !strings.EqualFold(verb, "REPLACE"):
+			continue
+		}
+		name, quoted, ok := tokens.next()
+		for ok && !quoted && isModifier(name) {
+			name, quoted, ok = tokens.next()
+		}
+		if !ok || name == "" || !quoted && !isWordByte(name[0]) {
+			continue // REPLACE is a function, too
+		}
+		into.Name = name
+		if dot, _, ok := tokens.next(); ok && dot == "." {
+			if name, _, ok = tokens.next(); !ok {
+				return Table{}, false
+			}
+			into.Schema, into.Name = into.Name, name
+		}
+		return into, true
+	}
+}
+
+func isModifier(word string) bool {
+	switch strings.ToUpper(word) {
+	case "LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "IGNORE", "INTO":
+		return true
+	}
+	return false
+}
+
+// tokenizer reads the words and signs of a statement, without its comments and texts.
+type tokenizer struct{ text string }
+
+// next returns the next token; quoted says that it is a name in backticks.
+func (t *tokenizer) next() (token string, quoted, ok bool) {
+	for t.text != "" {
+		c := t.text[0]
+		switch {
+		case c == ' ' || c == '\t' || c == '\n' || c == '\r':
+			t.text = t.text[1:]
+		case strings.HasPrefix(t.text, "/*"):
+			_, t.text, _ = strings.Cut(t.text[2:], "*/")
+		case c == '#' || strings.HasPrefix(t.text, "-- "):
+			_, t.text, _ = strings.Cut(t.text, "\n")
+		case c == '\'' || c == '"':
+			t.skipText(c)
+			return "''", false, true
+		case c == '`':
+			name, rest, _ := strings.Cut(t.text[1:], "`")
+			t.text = rest
+			return name, true, true
+		case isWordByte(c):
+			end := 1
+			for end < len(t.text) && isWordByte(t.text[end]) {
+				end++
+			}
+			token, t.text = t.text[:end], t.text[end:]
+			return token, false, true
+		default:
+			token, t.text = t.text[:1], t.text[1:]
+			return token, false, true
+		}
+	}
+	return "", false, false
+}
+
+func (t *tokenizer) skipText(quote byte) {
+	for i := 1; i < len(t.text); i++ {
+		switch t.text[i] {
+		case '\\':
+			i++
+		case quote:
+			t.text = t.text[i+1:]
+			return
+		}
+	}
+	t.text = ""
+}
+
+func isWordByte(c byte) bool {
+	return c == '_' || c == '$' || c >= 0x80 || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
 // forget drops what is known of columns: a definition may have changed.
