@@ -195,6 +195,12 @@ func (a *assembler) event(e logEvent) error {
 				return err
 			}
 		}
+	case *replication.PreviousGTIDsEvent:
+		// The last of a file's own events, before any transaction.
+		if a.end.mode == modeFile && a.end.file == a.file && a.end.offset < e.Header.LogPos {
+			a.advance(gtid{}, e.Header)
+			a.counts.moved = true
+		}
 	case *replication.ExecuteLoadQueryEvent:
 		return a.statement("", string(e.RawData)) // LOAD DATA; the library leaves its text out
 	case *replication.GenericEvent:

@@ -66,6 +66,7 @@ const (
 	asSet               // some of names
 	asBits              // BIT(n): bytes, highest first
 	asYear
+	asJSON // MySQL's JSON
 )
 
 type column struct {
@@ -162,6 +163,8 @@ func (c *column) resolve(meta uint16, d *definedColumn, isBinary, charset bool) 
 		c.kind, c.width = asBits, (bits+7)/8
 	case gomysql.MYSQL_TYPE_YEAR:
 		c.kind = asYear
+	case gomysql.MYSQL_TYPE_JSON:
+		c.kind = asJSON
 	case typeBlobCompressed, typeVarcharCompressed:
 		return &errColumns{fmt.Sprintf("column %q is COMPRESSED, which cannot be read from the binlog", c.name)}
 	}

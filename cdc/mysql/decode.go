@@ -141,10 +141,33 @@ func (c *column) bytes(v string) ([]byte, bool) {
 			return nil, false
 		}
 		return []byte(netip.AddrFrom16([16]byte(padded)).String()), true
+	case asJSON:
+		return spaced(v), true
 	case asEnum, asSet, asBits, asYear:
 		return nil, false
 	}
 	return []byte(v), true
+}
+
+// spaced puts a space after each comma and colon of a JSON text, as the server prints
+// it.
+func spaced(json string) []byte {
+	text := make([]byte, 0, len(json)+len(json)/8)
+	inString := false
+	for i := 0; i < len(json); i++ {
+		c := json[i]
+		text = append(text, c)
+		switch {
+		case inString && c == '\\' && i+1 < len(json):
+			i++
+			text = append(text, json[i])
+		case c == '"':
+			inString = !inString
+		case !inString && (c == ',' || c == ':'):
+			text = append(text, ' ')
+		}
+	}
+	return text
 }
 
 // number is an integer, which also stands for names and bits.

@@ -502,3 +502,7 @@ func dumps(t testing.TB, pool *sql.DB) []int64 {
 	}
 	return ids
 }
+
+func containsAny(text string, parts ...string) bool {
+	return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
+}

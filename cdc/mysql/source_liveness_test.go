@@ -1,0 +1,187 @@
+package mysql
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+// A network that swallows everything is noticed by its silence.
+func TestM41_Blackhole(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
+		proxy := faultproxy.New(t, addr(db))
+		cfg := configOf(db)
+		cfg.DSN = through(t, db.DSN(), proxy)
+		cfg.ReadTimeout, cfg.ConnectTimeout = 3*cfg.Heartbeat, 5*time.Second
+		r := streaming(t, cfg)
+		db.Exec(insert(1, 2))
+		r.waitFor(1)
+		before := r.src.Status().Reconnects
+		proxy.Blackhole()
+		db.Exec(insert(2, 3))
+		r.wait("the silence to be noticed", func() bool { return r.src.Status().Reconnects > before })
+		proxy.Heal()
+		r.waitFor(2)
+		if gaps := r.gaps(); len(gaps) != 0 {
+			t.Errorf("gaps %v", gaps)
+		}
+	})
+}
+
+// An idle stream lives on the server's heartbeats.
+func TestM42_Idle(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
+		proxy := faultproxy.New(t, addr(db))
+		cfg := configOf(db)
+		cfg.DSN, cfg.ReadTimeout, cfg.ProbeInterval = through(t, db.DSN(), proxy), 60*time.Second, time.Minute
+		r := streaming(t, cfg)
+		var beats int
+		last := time.Time{}
+		r.wait("five signs of life from an idle server", func() bool {
+			if at := r.src.Status().LastByte; at.After(last) {
+				last = at
+				beats++
+			}
+			return beats >= 5
+		})
+		if n := r.src.Status().Reconnects; n != 0 {
+			t.Errorf("%d reconnects", n)
+		}
+	})
+}
+
+// The server ends the dump alone: the SQL connection says nothing about it.
+func TestM43_KillTheDump(t *testing.T) {
+	t.Parallel()
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
+		s := newServer(t, kind, nil)
+		s.setUp()
+		r := streaming(t, s.config())
+		s.insert(1, 2)
+		r.waitFor(1)
+		ids := dumps(t, s.pool)
+		if len(ids) != 1 {
+			t.Fatalf("dumps %v, want one", ids)
+		}
+		s.exec(fmt.Sprintf("KILL %d", ids[0]))
+		r.wait("a new dump", func() bool {
+			now := dumps(t, s.pool)
+			return len(now) == 1 && now[0] != ids[0] && r.src.Status().Mode == cdc.ModeStreaming
+		})
+		s.insert(2, 3)
+		r.waitFor(2)
+		r.onceEach(1, 3)
+
+		// 45: stop while the server answers nothing.
+		if err := s.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		r.ends()
+		if err := s.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		again := streaming(t, s.config2(r.bank))
+		s.insert(3, 4)
+		again.wait("the row after it", func() bool { return again.count("3") == 1 })
+
+		// 46: another reader with the same server id.
+		cfg := s.config()
+		cfg.ServerID = 4242
+		one, two := streaming(t, cfg), streaming(t, func() Config { c := cfg; c.Keeper = &bank{}; return c }())
+		for i := range 20 {
+			s.insert(100+i, 101+i)
+		}
+		one.waitFor(20)
+		two.waitFor(20)
+		if kind.IsMariaDB() {
+			t.Logf("reconnects %d and %d", one.src.Status().Reconnects, two.src.Status().Reconnects)
+		}
+	})
+}
+
+func (s *ownServer) config2(b *bank) Config {
+	cfg := s.config()
+	cfg.Keeper = b
+	return cfg
+}
+
+// One process reads; another stands by and takes over where the first one stopped.
+func TestStandbyTakesOver(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
+		keeper := &bank{}
+		cfg := configOf(db)
+		cfg.Keeper = keeper
+		one := streaming(t, cfg)
+		two := start(t, cfg)
+		two.waitMode(cdc.ModeStandby)
+		if detail := two.src.Status().Detail; !strings.Contains(detail, "somebody else") {
+			t.Errorf("detail %q", detail)
+		}
+		db.Exec(insert(1, 3))
+		one.waitFor(2)
+		one.ends()
+		db.Exec(insert(3, 5))
+		two.waitFor(2)
+		two.onceEach(3, 5)
+		for _, tx := range two.transactions() {
+			if tx.Epoch != 2 {
+				t.Errorf("epoch %d, want 2", tx.Epoch)
+			}
+		}
+	})
+}
+
+// A reader whose tenure is taken stops, and what it read and nobody stored comes again
+// from the next one.
+func TestTenureLost(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
+		keeper := &bank{}
+		cfg := configOf(db)
+		cfg.Keeper = keeper
+		r := streaming(t, cfg, noAck)
+		db.Exec(insert(1, 2))
+		r.waitFor(1)
+		keeper.depose()
+		r.wait("the row under the next epoch", func() bool {
+			txs := r.transactions()
+			return txs[len(txs)-1].Epoch == 2 && r.count("1") == 2
+		})
+		keeper.break_(errors.New("the database of the keeper is away"))
+		r.wait("a stop", func() bool { return r.src.Status().Mode != cdc.ModeStreaming })
+		keeper.break_(nil)
+		r.waitStreaming()
+		r.ends()
+	})
+}
+
+// Large transactions and large rows pass, compressed or not, in parts of bounded size.
+func TestM44_Large(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
+		cfg := configOf(db)
+		r := streaming(t, cfg)
+		s := newSession(t, db.Pool())
+		if !db.Kind().IsMariaDB() {
+			s.exec("SET SESSION binlog_transaction_compression = ON")
+		}
+		s.exec("CREATE TABLE digits AS SELECT 0 AS d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4"+
+			" UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9",
+			"INSERT INTO events SELECT a.d + 10*b.d + 100*c.d + 1000*e.d, repeat('x', 100) FROM digits a, digits b, digits c, digits e",
+			"INSERT INTO events SELECT 20000 + d, repeat('y', 4000000) FROM digits")
+		r.waitFor(10010)
+		for _, tx := range r.transactions() {
+			if tx.Gap != nil || tx.Sweep != "" {
+				t.Errorf("gap %v, sweep %q", tx.Gap, tx.Sweep)
+			}
+		}
+		if got := text(r.record("0"), "payload"); got != strings.Repeat("x", 100) {
+			t.Errorf("payload %q", got)
+		}
+	})
+}
