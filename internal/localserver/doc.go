@@ -5,7 +5,9 @@
 // 127.0.0.1, on a port and a data folder of its own, owned by one superuser
 // named "postgres" without a password. It works for root too, although initdb
 // and postgres refuse root: the server then runs as another user. Close leaves
-// nothing behind: no process, no file, no shared memory segment.
+// nothing behind: no process, no file, no shared memory segment. StartMySQL does the
+// same for MySQL and MariaDB: the superuser is root, the binary log is on. What
+// its first start would do anew each time is kept under Cache as a template.
 //
 // Ownership. Each running server has one goroutine, locked to one OS thread,
 // that starts the process and waits for it. It ends when the process ends. On
@@ -21,5 +23,6 @@
 // Where servers come from, in this order: folders on PATH, the folders of Linux
 // distributions and Homebrew, and system trees under Cache, which
 // scripts/install-servers.sh makes and which are run in a chroot (root only).
-// EnsurePostgres adds what apt can install and, last, a container engine.
+// EnsurePostgres adds what apt can install and, last, a container engine;
+// EnsureMySQL what scripts/install-servers.sh installs.
 package localserver

@@ -77,6 +77,9 @@ type folder struct {
 	lock *os.File // held while the owner lives
 }
 
+// terminate asks a program to end and clean up.
+const terminate = syscall.SIGTERM
+
 const (
 	postgresPrefix = "cdc-dispatcher-pg-"
 	mysqlPrefix    = "cdc-dispatcher-my-"

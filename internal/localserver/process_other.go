@@ -28,3 +28,6 @@ func claimAbandoned(string) *os.File { return nil }
 func newMySQLProcess(context.Context, MySQLInstall, MySQLOptions) (mysqlBackend, error) {
 	return nil, errors.New("local server binaries can only be run on Unix systems")
 }
+
+// terminate: there is no gentler signal.
+var terminate = os.Kill
