@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 )
@@ -100,7 +101,8 @@ CREATE INDEX event_notifications_claim ON eventlog.event_notifications (handler_
 		check := func(when string) {
 			t.Helper()
 			claim := explain(t, db, durable, s.sql.claim, []int64{1, 2}, []string{"billing", "mail"}, []int64{limit, limit}, []int64{limit, limit},
-				[]int64{micros(1e18), 0}, []int64{0, 5}, uuid.NewString(), "o", int64(60e6), (*string)(nil), []string{}, int64(limit))
+				[]int64{micros(1e18), 0}, []int64{0, 5}, uuid.NewString(), "o", int64(60e6), (*string)(nil), []string{}, int64(limit),
+				[]int64{1e6, 1e6}, []int64{300e6, 300e6}, int64(delivery.LostForFree), int64(delivery.LostAtMost))
 			if read := claim.read("event_notifications"); read > 2*limit {
 				t.Errorf("%s: a claim of 2 x %d read %.0f rows", when, limit, read)
 			}
@@ -166,7 +168,7 @@ FROM generate_series(1, %d) n CROSS JOIN LATERAL (SELECT timestamp '2031-05-17 1
 			"prefix": {false, []string{}, []string{"order."}, []string{}, limit},
 			"all":    {true, []string{}, []string{}, []string{}, limit},
 		} {
-			if read := explain(t, db, "", events.undelivered, args...).read("events"); read > 4*limit {
+			if read := explain(t, db, "", events.undelivered, append(args, "main", nil, nil, int64(1<<20))...).read("events"); read > 4*limit {
 				t.Errorf("%s: a look for %d events read %.0f rows", name, limit, read)
 			}
 		}
