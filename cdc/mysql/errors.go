@@ -82,6 +82,7 @@ const (
 	errConnectionKilled   = 1927
 	errSecureTransport    = 3159
 	errClientTimeout      = 4031
+	errSameID             = 4052 // MariaDB
 )
 
 // Why one life of a connection ended, beside errors of the server and network.
@@ -175,7 +176,8 @@ func classifyStart(err error, cfg *driver.Config) error {
 		return permanent(reasonProxy, fmt.Errorf("read the binlog: %w", scrub(err)),
 			"point the DSN at the server itself: proxies do not carry the binlog; without one, set the source to poll mode")
 	}
-	if lost := scrub(err); number == 0 && errors.Is(lost, errDecode) {
+	known := errors.Is(err, errStalled) || errors.Is(err, errTenure) || errors.Is(err, errSettings)
+	if number == 0 && !known && errors.Is(scrub(err), errDecode) {
 		return classifyNetwork(fmt.Errorf("open the binlog: %w", err)) // no row was read yet
 	}
 	return classifyStream(err)
@@ -206,6 +208,8 @@ func classifyStream(err error) error {
 			return retryable(reasonDecode, err, "")
 		}
 		return classifyNetwork(err)
+	case errSameID:
+		return duplicateID(err)
 	case errBinlogFatal:
 		if sameID(text) {
 			return duplicateID(err)
@@ -221,11 +225,10 @@ func classifyStream(err error) error {
 	return retryable(reasonOther, scrub(err), "")
 }
 
-// sameID: the server evicted this reader in favour of another replica with the same id.
-// There is no number for it.
+// sameID: MySQL evicted this reader in favour of a replica with the same UUID, for which it
+// has no number of its own.
 func sameID(text string) bool {
-	return strings.Contains(text, "same server_uuid") || strings.Contains(text, "same server_id") ||
-		strings.Contains(text, "same server id")
+	return strings.Contains(text, "same server_uuid")
 }
 
 func duplicateID(err error) error {

@@ -107,6 +107,10 @@ func (a *assembler) statement(schema, text string) error {
 		}
 		return nil
 	}
+	switch first, _ := word(text[:min(len(text), queryHead)]); first {
+	case "UPDATE", "DELETE", "TRUNCATE":
+		return nil
+	}
 	words := words(text)
 	if !words["insert"] && !words["replace"] && !words["load"] {
 		return nil

@@ -1,0 +1,177 @@
+package mysql
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	gomysql "github.com/go-mysql-org/go-mysql/mysql"
+	"github.com/go-mysql-org/go-mysql/replication"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+)
+
+// replay parses packets, each after its length in four bytes, the way a connection does,
+// and feeds them to an assembler. The library may fail or panic on what is no binlog; its own
+// connection recovers from that, and so does this. Our code may not.
+func replay(t testing.TB, data []byte, mariaDB bool) (out []cdc.Transaction, end place, err error) {
+	parser := replication.NewBinlogParser()
+	at := place{}
+	if mariaDB {
+		parser.SetFlavor(gomysql.MariaDBFlavor)
+		at = parsed(t, "mariadb-gtid:")
+	} else {
+		at = parsed(t, "mysql-gtid:")
+	}
+	parser.SetRenderJSONAsMySQLText(true)
+	parser.SetPayloadDecoderConcurrency(1)
+	filter := rowsFilter{tables: map[Table]struct{}{{"app", "events"}: {}}}
+	parser.SetRowsEventDecodeFunc(filter.filter)
+	a := newAssembler(scriptConfig(), at, 1)
+	a.lookUp = func(Table) (definition, error) {
+		return definition{{name: "id", dataType: "bigint", fullType: "bigint"}, {name: "payload", dataType: "longtext", nullable: true, charset: "utf8mb4"}}, nil
+	}
+	a.emit = func(tx cdc.Transaction) error {
+		out = append(out, tx)
+		return nil
+	}
+	for len(data) >= 4 {
+		size := int(binary.LittleEndian.Uint32(data))
+		data = data[4:]
+		if size > len(data) {
+			break
+		}
+		event := parse(parser, data[:size:size])
+		data = data[size:]
+		if event == nil {
+			continue
+		}
+		if err := a.take(logEvent{event, filter.take()}); err != nil {
+			return out, a.end, err
+		}
+	}
+	return out, a.end, nil
+}
+
+func parse(parser *replication.BinlogParser, data []byte) (event *replication.BinlogEvent) {
+	defer func() {
+		if recover() != nil {
+			event = nil
+		}
+	}()
+	event, err := parser.Parse(data)
+	if err != nil {
+		return nil
+	}
+	return event
+}
+
+// Whatever comes as a binlog: no panic of ours, whole records, and errors without data.
+func FuzzStream(f *testing.F) {
+	f.Add([]byte{}, false)
+	f.Fuzz(func(t *testing.T, data []byte, mariaDB bool) {
+		if len(data) > 1<<16 {
+			return
+		}
+		out, _, err := replay(t, data, mariaDB)
+		for _, tx := range out {
+			for _, r := range tx.Records {
+				if len(r.Values) != len(r.Relation.Columns) {
+					t.Fatalf("%d values for %d columns", len(r.Values), len(r.Relation.Columns))
+				}
+			}
+			if tx.Position != "" {
+				if _, err := parsePlace(tx.Position); err != nil {
+					t.Fatalf("position %s: %v", tx.Position, err)
+				}
+			}
+		}
+		if err != nil && strings.Contains(err.Error(), "payload") {
+			t.Fatalf("the error quotes a row: %v", err)
+		}
+	})
+}
+
+// The corpus is recorded from each kind of server, and must not silently go away.
+func TestRecordedStreams(t *testing.T) {
+	for _, name := range []string{"mariadb10.11", "mariadb11.8", "mysql9.7", "mysql9.7-compressed"} {
+		data, mariaDB := corpus(t, name)
+		out, end, err := replay(t, data, mariaDB)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		var ids, payloads []string
+		for _, tx := range out {
+			for _, r := range tx.Records {
+				ids, payloads = append(ids, text(r, "id")), append(payloads, text(r, "payload"))
+			}
+		}
+		if got := strings.Join(ids, " ") + "|" + strings.Join(payloads, " "); got != "1 2 3|payload 1 payload 2 payload 3" {
+			t.Errorf("%s: %s", name, got)
+		}
+		if len(out) == 0 || out[len(out)-1].Position == "" || end.detail() == "" {
+			t.Errorf("%s: no position at the end", name)
+		}
+	}
+}
+
+// corpus reads an entry of FuzzStream's corpus.
+func corpus(t testing.TB, name string) (data []byte, mariaDB bool) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("testdata", "fuzz", "FuzzStream", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
+	if len(lines) != 3 {
+		t.Fatalf("%s has %d lines", name, len(lines))
+	}
+	quoted := strings.TrimSuffix(strings.TrimPrefix(lines[1], "[]byte("), ")")
+	unquoted, err := strconv.Unquote(quoted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []byte(unquoted), lines[2] == "bool(true)"
+}
+
+// Queries of any form end in a verdict.
+func FuzzTarget(f *testing.F) {
+	for _, seed := range []string{
+		"INSERT INTO app.events VALUES (1)", "REPLACE `events` SET a = 'it''s'", "/* x", "insert", "INSERT INTO `", "LOAD DATA", "-- \n#", `'\`,
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if into, found := target(text); found && into.Name == "" {
+			t.Errorf("%q: found a table without a name", text)
+		}
+		_, _ = word(text)
+		_ = quotedNames(text)
+	})
+}
+
+// A position that is read prints as itself.
+func FuzzPosition(f *testing.F) {
+	for _, seed := range []string{
+		"mysql-gtid:", "mysql-gtid:" + sid + ":1-5:7:tag:1-3", "mariadb-gtid:0-1-5,3-1-9", "mariadb-gtid:",
+		"mysql-file:" + sid + "/b.000001:100", "mysql-file:x/:1", "0/16B3748", "",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := parsePlace(cdc.Position(text))
+		if err != nil {
+			return
+		}
+		again, err := parsePlace(p.position())
+		if err != nil || again.position() != p.position() {
+			t.Errorf("%q reads as %s, which reads as %s (%v)", text, p.position(), again.position(), err)
+		}
+		if !p.contains(again) || !again.contains(p) {
+			t.Errorf("%s does not contain itself", p.position())
+		}
+	})
+}
