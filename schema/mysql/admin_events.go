@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,77 +38,130 @@ func (a *Admin) ListEvents(ctx context.Context, f admin.EventFilter, p admin.Pag
 	return list, nil
 }
 
+// listed is an event of a page, and its place.
+type listed struct {
+	admin.EventSummary
+	key pageKey
+}
+
+// eventsStep is how many rows are read at a time where the query cannot tell the pending ones.
+const eventsStep = 1000
+
 func (a *Admin) eventsPage(ctx context.Context, q querier, t *eventTable, o *ourTables, f admin.EventFilter, p admin.Page) (list admin.Events, err error) {
+	// Which rows are pending can then only be told by their deliveries, after they are read.
+	sift := f.Pending && t.sifted()
+	step, size := p.Size()+1, p.Size()
+	if sift {
+		step = eventsStep
+	}
+	var all []listed
+	next := ""
+	for read := 0; ; {
+		rows, err := a.readEvents(ctx, q, t, o, f, p.After, step)
+		if err != nil {
+			return list, err
+		}
+		for _, e := range rows {
+			if !sift || e.Pending {
+				all = append(all, e)
+			}
+		}
+		if next = ""; len(rows) == step {
+			if next, err = rows[step-1].key.text(); err != nil {
+				return list, err
+			}
+		}
+		if read += len(rows); !sift || next == "" || len(all) > size || read >= a.cfg.CountLimit {
+			break
+		}
+		p.After = next
+	}
+	if len(all) > size {
+		all = all[:size]
+		if next, err = all[size-1].key.text(); err != nil {
+			return list, err
+		}
+	}
+	for _, e := range all {
+		list.Events = append(list.Events, e.EventSummary)
+	}
+	list.Next = next
+	return list, nil
+}
+
+func (k pageKey) text() (string, error) {
+	text, err := json.Marshal(k)
+	return string(text), err
+}
+
+// readEvents reads rows, newest first, with what became of them.
+func (a *Admin) readEvents(ctx context.Context, q querier, t *eventTable, o *ourTables, f admin.EventFilter, after string, limit int) ([]listed, error) {
 	order := t.ref(t.Columns.ID) + " DESC"
 	if t.Columns.Date != "" {
 		order = t.ref(t.Columns.Date) + " DESC, " + order
 	}
 	b := (&statement{}).add("SELECT " + t.summaryColumns() + "\nFROM (SELECT * FROM " + t.from + " AS t WHERE ")
-	if err := t.eventsWhere(f, p, b); err != nil {
-		return list, err
+	if err := t.eventsWhere(f, after, b); err != nil {
+		return nil, err
 	}
-	b.add(" ORDER BY "+order+" LIMIT ?) AS t ORDER BY "+order, p.Size()+1)
-	var keys []pageKey
-	list.Events, err = query(ctx, q, b, func(rows *sql.Rows) (e admin.EventSummary, err error) {
-		var key pageKey
-		err = rows.Scan(textTarget{&key.Key}, textTarget{&key.Date}, textTarget{&e.Type}, dateTarget{&e.Date}, textTarget{&e.Namespace},
+	rows, err := query(ctx, q, b.add(" ORDER BY "+order+" LIMIT ?) AS t ORDER BY "+order, limit), func(rows *sql.Rows) (e listed, err error) {
+		err = rows.Scan(textTarget{&e.key.Key}, textTarget{&e.key.Date}, textTarget{&e.Type}, dateTarget{&e.Date}, textTarget{&e.Namespace},
 			textTarget{&e.ModelType}, textTarget{&e.ModelID}, &e.Pending)
 		var derived bool
-		if e.ID, derived = schema.EventID(t.QualifiedName(), key.Key); derived {
-			e.Key = key.Key
+		if e.ID, derived = schema.EventID(t.QualifiedName(), e.key.Key); derived {
+			e.Key = e.key.Key
 		}
-		keys = append(keys, key)
 		return e, err
 	})
 	if err != nil {
-		return list, err
+		return nil, err
 	}
-	if n := p.Size(); len(list.Events) > n {
-		list.Events = list.Events[:n]
-		next, err := json.Marshal(keys[n-1])
-		if err != nil {
-			return list, err
+	counts, err := a.states(ctx, q, o, idsOf(rows))
+	for i := range rows {
+		e := &rows[i]
+		if e.Deliveries = counts[e.ID]; e.Deliveries == nil {
+			e.Deliveries = map[delivery.State]int{}
 		}
-		list.Next = string(next)
+		if t.Mark.Kind == schema.MarkNone {
+			e.Pending = len(e.Deliveries) == 0
+		}
 	}
-	if err := a.countStates(ctx, q, o, list.Events); err != nil || t.Mark.Kind != schema.MarkNone {
-		return list, err
-	}
-	for i := range list.Events {
-		e := &list.Events[i]
-		e.Pending = len(e.Deliveries) == 0
-	}
-	return list, nil
+	return rows, err
 }
 
-// countStates fills in what became of the events.
-func (a *Admin) countStates(ctx context.Context, q querier, o *ourTables, events []admin.EventSummary) error {
-	ids := make([]string, len(events))
+func idsOf(rows []listed) []string {
+	ids := make([]string, len(rows))
+	for i, e := range rows {
+		ids[i] = e.ID
+	}
+	return ids
+}
+
+// sifted says that eventTable.pending is true of more rows than the pending ones: those whose event's
+// id cannot be told in SQL.
+func (t *eventTable) sifted() bool { return t.Mark.Kind == schema.MarkNone && !t.direct() }
+
+// states counts the deliveries of events by state.
+func (a *Admin) states(ctx context.Context, q querier, o *ourTables, ids []string) (map[string]map[delivery.State]int, error) {
 	counts := map[string]map[delivery.State]int{}
-	for i := range events {
-		ids[i] = events[i].ID
-		// Two rows may share a key, and then one map.
-		if counts[ids[i]] == nil {
-			counts[ids[i]] = map[delivery.State]int{}
-		}
-		events[i].Deliveries = counts[ids[i]]
-	}
-	if len(ids) == 0 {
-		return nil
-	}
-	b := (&statement{}).add("SELECT " + o.eventID.text("d.event_id") + ", d.state, COUNT(*) FROM " + a.names.deliveries + " AS d WHERE d.event_id IN ").
-		list(o.eventID.ids(ids)).add(" GROUP BY d.event_id, d.state")
-	_, err := query(ctx, q, b, func(rows *sql.Rows) (struct{}, error) {
-		var id string
-		var state delivery.State
-		var n int
-		err := rows.Scan(textTarget{&id}, &state, &n)
-		if counts[id] != nil {
+	for part := range slices.Chunk(ids, eventsStep) {
+		b := (&statement{}).add("SELECT " + o.eventID.text("d.event_id") + ", d.state, COUNT(*) FROM " + a.names.deliveries + " AS d WHERE d.event_id IN ").
+			list(o.eventID.ids(part)).add(" GROUP BY d.event_id, d.state")
+		if _, err := query(ctx, q, b, func(rows *sql.Rows) (struct{}, error) {
+			var id string
+			var state delivery.State
+			var n int
+			err := rows.Scan(textTarget{&id}, &state, &n)
+			if counts[id] == nil {
+				counts[id] = map[delivery.State]int{}
+			}
 			counts[id][state] = n
+			return struct{}{}, err
+		}); err != nil {
+			return nil, err
 		}
-		return struct{}{}, err
-	})
-	return err
+	}
+	return counts, nil
 }
 
 // waiting is the condition for an event that no path has fanned out, where the poller looks.
@@ -120,7 +174,7 @@ func (t *eventTable) waiting(now string) string {
 	return condition + fmt.Sprintf(" AND (%[1]s IS NULL OR %[1]s >= %[2]s - INTERVAL %[3]d MICROSECOND)", date, now, micros(t.LookBack))
 }
 
-func (t *eventTable) eventsWhere(f admin.EventFilter, p admin.Page, b *statement) error {
+func (t *eventTable) eventsWhere(f admin.EventFilter, page string, b *statement) error {
 	b.add(t.typed())
 	typ := t.ref(t.Columns.Type)
 	if t.columns[t.Columns.Type].kind != kindText {
@@ -146,12 +200,12 @@ func (t *eventTable) eventsWhere(f admin.EventFilter, p admin.Page, b *statement
 			b.add(" AND "+t.ref(t.Columns.Date)+" "+bound.operator+" CAST(? AS DATETIME(6))", timeText(bound.at))
 		}
 	}
-	if p.After == "" {
+	if page == "" {
 		return nil
 	}
 	var key pageKey
-	foreign := fmt.Errorf("page key %q is none of ours", p.After)
-	if err := json.Unmarshal([]byte(p.After), &key); err != nil || (key.Date == "") != (t.Columns.Date == "") {
+	foreign := fmt.Errorf("page key %q is none of ours", page)
+	if err := json.Unmarshal([]byte(page), &key); err != nil || (key.Date == "") != (t.Columns.Date == "") {
 		return foreign
 	}
 	after, ok := t.key().arg(key.Key)

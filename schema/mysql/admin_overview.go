@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
@@ -17,8 +18,8 @@ import (
 // error of another kind fails the whole.
 func (a *Admin) Overview(ctx context.Context) (admin.Overview, error) {
 	var o admin.Overview
-	err := a.withTable(ctx, func(t *eventTable, _ *ourTables) (err error) {
-		o, err = a.overview(ctx, t)
+	err := a.withTable(ctx, func(t *eventTable, ours *ourTables) (err error) {
+		o, err = a.overview(ctx, t, ours)
 		return err
 	})
 	if err != nil {
@@ -34,7 +35,7 @@ type survey struct {
 	registry []admin.HandlerInfo
 }
 
-func (a *Admin) overview(ctx context.Context, t *eventTable) (admin.Overview, error) {
+func (a *Admin) overview(ctx context.Context, t *eventTable, ours *ourTables) (admin.Overview, error) {
 	s := &survey{handlers: map[string]*admin.HandlerOverview{}}
 	for _, part := range []struct {
 		name string
@@ -49,7 +50,7 @@ func (a *Admin) overview(ctx context.Context, t *eventTable) (admin.Overview, er
 		{"ended", func(ctx context.Context, q querier) error {
 			return a.closed(ctx, q, s, delivery.Succeeded, delivery.Expired, delivery.Discarded)
 		}},
-		{"undelivered", func(ctx context.Context, q querier) error { return a.backlog(ctx, q, t, s) }},
+		{"undelivered", func(ctx context.Context, q querier) error { return a.backlog(ctx, q, t, ours, s) }},
 		{"unidentifiable", func(ctx context.Context, q querier) error { return a.namelessEvents(ctx, q, t, s) }},
 		{"sources", func(ctx context.Context, q querier) error { return a.listSources(ctx, q, s) }},
 		{"gaps", func(ctx context.Context, q querier) error { return a.listGaps(ctx, q, s) }},
@@ -153,33 +154,53 @@ WHERE d.handler_name = ? AND d.state = ? LIMIT ?) AS x`, p.name, string(p.state)
 	return nil
 }
 
+// waitingEvent is an event that no path has fanned out.
+type waitingEvent struct {
+	id, typ string
+	// age in microseconds, 0 for a table without a date.
+	age int64
+}
+
 // backlog counts events that no path has fanned out, and those of them that somebody wants.
-func (a *Admin) backlog(ctx context.Context, q querier, t *eventTable, s *survey) error {
-	date := "NULL"
+func (a *Admin) backlog(ctx context.Context, q querier, t *eventTable, o *ourTables, s *survey) error {
+	age := "0"
 	if t.Columns.Date != "" {
-		date = t.timestamp(t.Columns.Date)
+		age = "COALESCE(" + a.since(t.timestamp(t.Columns.Date)) + ", 0)"
 	}
-	type group struct {
-		typ    string
-		n, age int64
+	b := (&statement{}).add("SELECT " + t.text(t.Columns.ID) + ", " + bytesOf(t.text(t.Columns.Type)) + ", " + age + " FROM " + t.from + " AS t WHERE " + t.waiting(a.now))
+	if t.sifted() && t.key().kind != kindText {
+		// Of all rows, look at those that are most likely pending.
+		b.add(" ORDER BY " + t.ref(t.Columns.ID) + " DESC")
 	}
-	groups, err := collect(ctx, q, func(rows *sql.Rows) (g group, err error) {
-		err = rows.Scan(textTarget{&g.typ}, &g.n, &g.age)
-		return g, err
-	}, "SELECT w.type, COUNT(*), COALESCE("+a.since("MIN(w.date)")+", 0) FROM (SELECT "+bytesOf(t.text(t.Columns.Type))+" AS type, "+date+" AS date FROM "+
-		t.from+" AS t WHERE "+t.waiting(a.now)+" LIMIT ?) AS w GROUP BY w.type", a.cfg.CountLimit)
+	events, err := query(ctx, q, b.add(" LIMIT ?", a.cfg.CountLimit), func(rows *sql.Rows) (e waitingEvent, err error) {
+		var key string
+		err = rows.Scan(textTarget{&key}, textTarget{&e.typ}, &e.age)
+		e.id, _ = schema.EventID(t.QualifiedName(), key)
+		return e, err
+	})
 	if err != nil {
 		return err
 	}
-	for _, g := range groups {
-		s.Undelivered.N += g.n
-		if slices.ContainsFunc(s.registry, func(h admin.HandlerInfo) bool { return wants(h.Types, g.typ) }) {
-			s.Wanted.N += g.n
-			s.OldestWanted = max(s.OldestWanted, time.Duration(g.age)*time.Microsecond)
+	more := len(events) >= a.cfg.CountLimit
+	if t.sifted() {
+		ids := make([]string, len(events))
+		for i, e := range events {
+			ids[i] = e.id
+		}
+		states, err := a.states(ctx, q, o, ids)
+		if err != nil {
+			return err
+		}
+		events = slices.DeleteFunc(events, func(e waitingEvent) bool { return states[e.id] != nil })
+	}
+	for _, e := range events {
+		s.Undelivered.N++
+		if slices.ContainsFunc(s.registry, func(h admin.HandlerInfo) bool { return wants(h.Types, e.typ) }) {
+			s.Wanted.N++
+			s.OldestWanted = max(s.OldestWanted, time.Duration(e.age)*time.Microsecond)
 		}
 	}
-	s.Undelivered = a.counted(s.Undelivered.N)
-	s.Wanted.More = s.Undelivered.More
+	s.Undelivered.More, s.Wanted.More = more, more
 	return nil
 }
 

@@ -55,6 +55,10 @@ func emitEvent(s *suite) {
 		s.Errorf("list = %+v, %v", list, err)
 	}
 
+	if o := s.overview(); o.Undelivered.N != 1 || o.Unidentifiable.N != 0 {
+		s.Errorf("before it is fanned out: %v undelivered, %v unidentifiable", o.Undelivered, o.Unidentifiable)
+	}
+
 	id := uuid.Must(uuid.NewV7())
 	if _, err := s.Store.FanOut(s.Context(), delivery.FanOut{Fans: []delivery.Fan{{Event: found[0], Targets: []delivery.Target{{ID: id, Handler: "billing"}}}}}); err != nil {
 		s.Fatal(err)
@@ -71,6 +75,12 @@ func emitEvent(s *suite) {
 	list, err = s.admin.ListEvents(s.Context(), admin.EventFilter{}, admin.Page{})
 	if err != nil || len(list.Events) != 1 || list.Events[0].Pending || list.Events[0].Deliveries[delivery.Pending] != 1 {
 		s.Errorf("list = %+v, %v", list, err)
+	}
+	if list, err = s.admin.ListEvents(s.Context(), admin.EventFilter{Pending: true}, admin.Page{}); err != nil || len(list.Events) != 0 || list.Next != "" {
+		s.Errorf("pending = %+v, %v", list, err)
+	}
+	if o := s.overview(); o.Undelivered.N != 0 {
+		s.Errorf("after it is fanned out: %v undelivered", o.Undelivered)
 	}
 	s.DeleteEvents(s)
 	story, err := s.admin.ShowEvent(s.Context(), out.ID)
@@ -119,7 +129,7 @@ func listEventsPages(s *suite) {
 	}
 	page := admin.Page{Limit: 3}
 	for pages := 1; ; pages++ {
-		list, err := s.admin.ListEvents(s.Context(), admin.EventFilter{}, page)
+		list, err := s.admin.ListEvents(s.Context(), admin.EventFilter{Pending: true}, page)
 		if err != nil {
 			s.Fatal(err)
 		}
