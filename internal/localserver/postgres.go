@@ -1,6 +1,7 @@
 package localserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -57,8 +58,10 @@ type backend interface {
 // Postgres is one throw-away server.
 type Postgres struct {
 	install Install
-	guard   guard
-	server  backend
+	// origin is where an attached server comes from.
+	origin string
+	guard  guard
+	server backend
 }
 
 // StartPostgres makes a new cluster (UTF8, C locale, superuser "postgres"),
@@ -113,7 +116,7 @@ func (p *Postgres) Major() int { return p.install.Major }
 func (p *Postgres) Version() string { return p.install.Version }
 
 // Origin says where the server comes from, for a line in a test's output.
-func (p *Postgres) Origin() string { return p.install.String() }
+func (p *Postgres) Origin() string { return cmp.Or(p.origin, p.install.String()) }
 
 // LogFile is the path of the server's log. Close removes it.
 func (p *Postgres) LogFile() string { return p.server.logFile() }

@@ -89,14 +89,29 @@ func WaitFor(t testing.TB, what string, cond func() bool) {
 	}
 }
 
+// attachVariable makes the tests of a package share a server that is already there, such as one in a
+// container: "major=port=where it comes from". Tests that want a server of their own, to break it, still start
+// one of local binaries.
+const attachVariable = "CDC_DISPATCHER_TEST_ATTACH"
+
+// attachment reads attachVariable.
+func attachment(major int) (port int, origin string, ok bool) {
+	version, rest, _ := strings.Cut(os.Getenv(attachVariable), "=")
+	number, origin, _ := strings.Cut(rest, "=")
+	port, err := strconv.Atoi(number)
+	return port, origin, err == nil && version == strconv.Itoa(major)
+}
+
 // require ends the test when the machine has no server of this major version.
 func require(t testing.TB, major int) {
 	t.Helper()
+	_, _, found := attachment(major)
 	for _, install := range installs() {
-		if install.Major == major {
-			report(t, "test", postgresName(major), t.Name())
-			return
-		}
+		found = found || install.Major == major
+	}
+	if found {
+		report(t, "test", postgresName(major), t.Name())
+		return
 	}
 	missing(t, postgresName(major))
 }
@@ -171,11 +186,21 @@ var sharedSettings = map[string]string{
 	"max_wal_size":              "512MB",
 }
 
+// shareable is a server that tests may share.
+func shareable(major int) (*localserver.Postgres, error) {
+	if port, origin, ok := attachment(major); ok {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		return localserver.Attach(ctx, port, origin)
+	}
+	return start(major, sharedSettings)
+}
+
 func sharedServer(t testing.TB, major int) *localserver.Postgres {
 	t.Helper()
 	require(t, major)
 	server, err := shared.get(major, func() (*localserver.Postgres, error) {
-		server, err := start(major, sharedSettings)
+		server, err := shareable(major)
 		if err == nil {
 			t.Logf("PostgreSQL %s: shared server from %s", server.Version(), server.Origin())
 			report(t, "server", postgresName(major), server.Version()+", "+server.Origin())

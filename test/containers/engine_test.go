@@ -153,17 +153,28 @@ func logOf(t *testing.T, name string, ctr *testcontainers.DockerContainer) {
 // report records which server the test runs on.
 func report(t *testing.T, dsn, by string) {
 	t.Helper()
+	major, version := versionOf(t, dsn)
+	testdb.Report(t, "PostgreSQL "+major, version+", container by "+by+", image "+postgresImage(t))
+}
+
+func majorOf(t *testing.T, dsn string) string {
+	t.Helper()
+	major, _ := versionOf(t, dsn)
+	return major
+}
+
+func versionOf(t *testing.T, dsn string) (major, version string) {
+	t.Helper()
 	conn, err := pgx.Connect(t.Context(), dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close(context.Background()) }()
-	var major, version string
 	if err := conn.QueryRow(t.Context(), `SELECT split_part(current_setting('server_version'), '.', 1),
 		split_part(current_setting('server_version'), ' ', 1)`).Scan(&major, &version); err != nil {
 		t.Fatal(err)
 	}
-	testdb.Report(t, "PostgreSQL "+major, version+", container by "+by+", image "+postgresImage(t))
+	return major, version
 }
 
 // composeTool is the compose program of this machine, nil when there is none.

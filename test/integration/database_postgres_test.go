@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,8 +56,15 @@ func eachPostgresServer(t *testing.T, settings map[string]string, fn func(t *tes
 	})
 }
 
-func (p *postgres) title() string { return "PostgreSQL " + p.server.Version() }
-func (p *postgres) dsn() string   { return p.url }
+func (p *postgres) title() string {
+	title := "PostgreSQL " + p.server.Version()
+	if strings.Contains(p.server.Origin(), "container") {
+		title += ", container"
+	}
+	return title
+}
+
+func (p *postgres) dsn() string { return p.url }
 
 func (p *postgres) setup(ctx context.Context) error {
 	m, err := migrate.Postgres(p.pool, migrate.Options{})

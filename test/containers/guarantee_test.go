@@ -1,0 +1,69 @@
+package containers
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/testcontainers/testcontainers-go"
+	tclog "github.com/testcontainers/testcontainers-go/log"
+	"github.com/testcontainers/testcontainers-go/wait"
+)
+
+// onContainer are the tests of test/integration that run a second time, on a server in a
+// container: those that share a server, one of each kind of fault.
+var onContainer = []string{
+	"TestGuarantee_RolledBackAndInterleaved",
+	"TestGuarantee_NoLossUnderKill9OfDispatcher",
+	"TestGuarantee_StaleWorkerChangesNothing",
+	"TestGuarantee_PoisonEvent",
+	"TestGuarantee_PollOnly",
+	"TestGuarantee_SlotDroppedUnderLoad",
+	"TestB9_EventsOfADowntimeComeThroughTheLog",
+}
+
+// The guarantee tests on a server that testcontainers started. Where no engine answers,
+// they have run on local binaries only, and the output says so.
+func TestGuaranteesOnAServerInAContainer(t *testing.T) {
+	if !engineAnswers() {
+		testdb.Note(t, "no container engine answers: test/integration ran on local server binaries only")
+		return
+	}
+	t.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true") // see containers
+	image := postgresImage(t)
+	server, err := testcontainers.Run(t.Context(), image,
+		testcontainers.WithLogger(tclog.TestLogger(t)),
+		testcontainers.WithExposedPorts("5432/tcp"),
+		testcontainers.WithEnv(map[string]string{"POSTGRES_HOST_AUTH_METHOD": "trust"}),
+		testcontainers.WithCmd("-c", "wal_level=logical", "-c", "max_connections=200", "-c", "fsync=off"),
+		testcontainers.WithWaitStrategy(wait.ForExec([]string{"pg_isready", "-q", "-h", "127.0.0.1", "-U", "postgres"}).
+			WithStartupTimeout(2*time.Minute)))
+	testcontainers.CleanupContainer(t, server, testcontainers.StopTimeout(0))
+	t.Cleanup(func() { logOf(t, "postgres", server) })
+	if err != nil {
+		t.Fatalf("start %s: %v", image, err)
+	}
+	address := endpoint(t, server, "5432/tcp")
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	major := majorOf(t, "postgres://postgres@"+address+"/postgres?sslmode=disable")
+	test := exec.CommandContext(t.Context(), "go", "test", "-race", "-count=1", "-v",
+		"-run=^("+strings.Join(onContainer, "|")+")$/^pg"+major+"$", "./test/integration")
+	test.Dir = root()
+	test.Env = append(os.Environ(), "CDC_DISPATCHER_TEST_ATTACH="+major+"="+port+"=container by testcontainers, image "+image)
+	out, err := test.CombinedOutput()
+	if err != nil {
+		t.Fatalf("the guarantee tests on a container: %v\n%s", err, out)
+	}
+	for _, name := range onContainer {
+		if !strings.Contains(string(out), "--- PASS: "+name+"/pg"+major) {
+			t.Errorf("%s did not run on the container:\n%s", name, out)
+		}
+	}
+}
