@@ -74,9 +74,10 @@ func (s *supervisor) check(ctx context.Context) error {
 // checkPrivileges asks the doctor whether the role has the rights that it needs, so
 // that a missing one is no riddle in the log later.
 func checkPrivileges(ctx context.Context, s config.Source) error {
-	cfg := doctorConfig(s)
-	cfg.Poll = true // the reader explains its own rights, and the poller does without
-	found := doctor.Only(ctx, cfg, doctor.CodePrivileges)
+	found, err := examineOnly(ctx, s, doctor.CodePrivileges)
+	if err != nil {
+		return err
+	}
 	if found.Status != doctor.Fail || len(found.Fix) == 0 {
 		return nil
 	}
