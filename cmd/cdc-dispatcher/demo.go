@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/demo"
 )
 
@@ -13,8 +14,8 @@ func newDemoCommand(a *app) *cobra.Command {
 	var c demo.Config
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Watch it work: throw-away PostgreSQL, an application, four handlers",
-		Long: `Start a throw-away PostgreSQL, an application that commits events (and rolls some back), and
+		Short: "Watch it work: throw-away database, an application, four handlers",
+		Long: `Start a throw-away database server, an application that commits events (and rolls some back), and
 four handlers, of which two misbehave; show what happens and clean up at the end or on Ctrl-C (a
 second Ctrl-C does not wait for the last deliveries). The figures of the result are counted from the
 tables and from the application's own account. The exit code is not 0 when a promise was broken.`,
@@ -23,13 +24,19 @@ tables and from the application's own account. The exit code is not 0 when a pro
 			if c.For < 0 || c.Rate <= 0 {
 				return usage(cmd.CommandPath()+" --for 15s --rate 100", "--for and --rate must be positive")
 			}
+			if kind, ok := config.DatabaseOf(c.DSN); ok && c.DSN != "" && (!cmd.Flags().Changed("database") || c.Database.IsMySQL() == kind.IsMySQL()) {
+				c.Database = kind
+			}
 			c.Out, c.Live, c.Color = a.err, isTerminal(a.err), a.color()
 			if a.quiet {
-				c.Out, c.Live = io.Discard, false
+				if kind, ok := config.DatabaseOf(c.DSN); ok && c.DSN != "" && (!cmd.Flags().Changed("database") || c.Database.IsMySQL() == kind.IsMySQL()) {
+				c.Database = kind
+			}
+			c.Out, c.Live = io.Discard, false
 			}
 			result, err := demo.Run(cmd.Context(), c)
 			if err != nil {
-				return failed(codeUnclassified, "try again, or give a PostgreSQL server of yours with --dsn", "the demo did not run: %v", err)
+				return failed(codeUnclassified, "try again, or give a server of yours with --dsn", "the demo did not run: %v", err)
 			}
 			if a.format == outputJSON {
 				err = a.json(result)
@@ -47,6 +54,8 @@ tables and from the application's own account. The exit code is not 0 when a pro
 	}
 	cmd.Flags().DurationVar(&c.For, "for", 0, "how long the application writes (default until Ctrl-C)")
 	cmd.Flags().Float64Var(&c.Rate, "rate", 100, "transactions per second")
-	cmd.Flags().StringVar(&c.DSN, "dsn", "", "a PostgreSQL server of yours; a database is made in it and dropped again")
+	c.Database = config.DatabasePostgres
+	databaseFlag(cmd, &c.Database, "postgres, mysql or mariadb: which server to start")
+	cmd.Flags().StringVar(&c.DSN, "dsn", "", "a server of yours; a database is made in it and dropped again")
 	return cmd
 }

@@ -11,17 +11,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
-	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
-	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
-	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
-	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
 const (
@@ -41,7 +35,9 @@ type Config struct {
 	For time.Duration
 	// Rate is the application's transactions per second. Default 100.
 	Rate float64
-	// DSN of a PostgreSQL server to use; the user must be allowed to create a
+	// Database is the kind of server. Default PostgreSQL.
+	Database config.Database
+	// DSN of a server of that kind to use; the user must be allowed to create a
 	// database. Empty starts a throw-away server.
 	DSN string
 	// Out receives words and pictures, os.Stderr as a rule. Required.
@@ -64,20 +60,17 @@ func Run(ctx context.Context, c Config) (_ Result, err error) {
 	s := &stage{Config: c, live: newLive(), receipts: ledger.NewRecorder("demo")}
 	calm, hurry, stop := interrupts(ctx)
 	defer stop()
-	if s.host, err = openHost(calm, c.DSN, s.say); err != nil {
+	if s.ground, err = openGround(calm, c, s.say); err != nil {
 		return Result{}, interrupted(calm, err)
 	}
+	s.host = s.ground.about()
 	defer func() {
 		// Last, and even while a panic passes through.
 		s.say(s.host.farewell)
-		if cerr := s.host.close(context.WithoutCancel(ctx)); cerr != nil {
+		if cerr := s.ground.close(context.WithoutCancel(ctx)); cerr != nil {
 			err = errors.Join(err, fmt.Errorf("clean up: %w", cerr))
 		}
 	}()
-	if s.pool, err = pgxpool.New(calm, s.host.dsn); err != nil {
-		return Result{}, fmt.Errorf("open the demo's database: %w", err)
-	}
-	defer s.pool.Close()
 	if err := s.prepare(calm); err != nil {
 		return Result{}, interrupted(calm, err)
 	}
@@ -125,8 +118,8 @@ func interrupted(ctx context.Context, err error) error {
 // stage is one run of the demo.
 type stage struct {
 	Config
-	host     *host
-	pool     *pgxpool.Pool
+	ground   ground
+	host     *host // the ground's
 	pipe     *pipeline.Pipeline
 	roles    []role
 	live     *live
@@ -141,20 +134,7 @@ func (s *stage) say(words string) { _, _ = fmt.Fprintln(s.Out, words) }
 
 // prepare makes the tables and wires the pipeline, as a user's program would.
 func (s *stage) prepare(ctx context.Context) error {
-	migrator, err := migrate.Postgres(s.pool, migrate.Options{})
-	if err != nil {
-		return err
-	}
-	if _, err := migrator.Up(ctx); err != nil {
-		return err
-	}
-	if err := s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		return workload.Setup(ctx, conn.Conn())
-	}); err != nil {
-		return err
-	}
-	table := schema.Eventlog("")
-	deliveries, err := store.New(s.pool, store.Config{Table: table})
+	deliveries, err := s.ground.prepare(ctx)
 	if err != nil {
 		return err
 	}
@@ -167,13 +147,11 @@ func (s *stage) prepare(ctx context.Context) error {
 		config.Handlers = append(config.Handlers, r.Handler)
 	}
 	if s.host.slot != "" {
-		source, err := postgres.New(postgres.Config{
-			DSN: s.host.dsn, Slot: s.host.slot, Publication: slotName, Create: true,
-			Tables: []postgres.Table{{Schema: table.Schema, Name: table.Name}},
-		})
+		source, err := s.ground.log()
 		if err != nil {
 			return err
 		}
+		table := s.ground.table()
 		config.Log, config.Table, config.Decode = source, table.QualifiedName(), table.Decoder()
 	}
 	s.pipe, err = pipeline.New(config)
@@ -219,7 +197,7 @@ func (s *stage) perform(calm, hurry context.Context) error {
 // the events that follow come through the log.
 func (s *stage) awaitLog(ctx context.Context) {
 	if s.host.slot == "" {
-		s.say("this server's wal_level is not logical: the demo polls")
+		s.say("this server gives no log that can be read: the demo polls")
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
@@ -246,9 +224,9 @@ func (s *stage) write(ctx context.Context) error {
 		defer cancel()
 	}
 	s.live.phase.Store("the application writes")
-	err := workload.Run(ctx, workload.Config{
-		DSN: s.host.dsn, Ledger: &s.writers, Rate: s.Rate, Seed: rand.Uint64(), Draw: draw,
-	})
+	app := s.ground.application()
+	app.Ledger, app.Rate, app.Seed, app.Draw = &s.writers, s.Rate, rand.Uint64(), draw
+	err := workload.Run(ctx, app)
 	s.wrote = time.Since(s.began)
 	return err
 }
@@ -265,11 +243,7 @@ func (s *stage) settle(calm, ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		var open bool
-		err := s.pool.QueryRow(ctx, `
-			SELECT EXISTS (SELECT FROM eventlog.event_notifications WHERE state IN ('PENDING', 'FAILED'))
-			    OR EXISTS (SELECT FROM eventlog.events e WHERE NOT delivered
-			               AND NOT EXISTS (SELECT FROM eventlog.event_notifications n WHERE n.event_id = e.id))`).Scan(&open)
+		open, err := s.ground.open(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil // what is open is counted as open
@@ -287,11 +261,7 @@ func (s *stage) settle(calm, ctx context.Context) error {
 
 // count compares the accounts after everything has ended.
 func (s *stage) count(ctx context.Context) (Result, error) {
-	stored, err := ledger.ReadStored(ctx, s.pool, pgx.Identifier{"eventlog", "events"}.Sanitize())
-	if err != nil {
-		return Result{}, err
-	}
-	rows, err := ledger.ReadRows(ctx, s.pool)
+	stored, rows, err := s.ground.accounts(ctx)
 	if err != nil {
 		return Result{}, err
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
@@ -72,6 +73,51 @@ func TestRun_OnAThrowAwayServer(t *testing.T) {
 	if strings.Contains(out.String(), "\x1b") {
 		t.Error("escape sequences in output that is not a terminal")
 	}
+}
+
+// The same on MariaDB and MySQL.
+func TestRun_OnAThrowAwayMySQL(t *testing.T) {
+	for _, kind := range []testdb.Kind{testdb.MariaDB118, testdb.MySQL97} {
+		t.Run(kind.String(), func(t *testing.T) {
+			testdb.MySQL(t, kind) // or this machine has none
+			t.Setenv("TMPDIR", t.TempDir())
+			database := config.DatabaseMySQL
+			if kind.IsMariaDB() {
+				database = config.DatabaseMariaDB
+			}
+			var out output
+			r, err := Run(t.Context(), Config{Database: database, For: 3 * time.Second, Rate: 100, Out: &out})
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out.String())
+			}
+			t.Logf("%+v", r)
+			if err := r.Err(); err != nil {
+				t.Error(err)
+			}
+			if r.Mode != "log" || r.Open != 0 || r.Lost != 0 || r.Events == 0 || r.EventsViaLog == 0 || !strings.HasPrefix(r.Database, database.Title()+" ") {
+				t.Errorf("result %+v", r)
+			}
+			if left, err := os.ReadDir(os.Getenv("TMPDIR")); err != nil || len(left) != 0 {
+				t.Errorf("%v is left behind (%v)", left, err)
+			}
+		})
+	}
+}
+
+// As a guest on somebody's MariaDB or MySQL it leaves no database.
+func TestRun_AsAGuestOnMySQL(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		db := testdb.MySQL(t, kind)
+		var out output
+		r, err := Run(t.Context(), Config{Database: config.DatabaseMySQL, DSN: db.DSN(), For: time.Second, Rate: 50, Out: &out})
+		if err != nil || r.Err() != nil || r.Events == 0 {
+			t.Errorf("%v, %v, %+v", err, r.Err(), r)
+		}
+		var n int
+		if err := db.Pool().QueryRowContext(t.Context(), `SELECT count(*) FROM information_schema.schemata WHERE schema_name LIKE 'cdc\_dispatcher\_demo\_%'`).Scan(&n); err != nil || n != 0 {
+			t.Errorf("%d databases are left behind (%v)", n, err)
+		}
+	})
 }
 
 // The demo as a guest on somebody's server, live, and interrupted: it ends in order and

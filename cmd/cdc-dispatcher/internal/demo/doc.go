@@ -1,5 +1,5 @@
 // Package demo shows the whole product on one screen, without an account, a
-// container or a configuration file: it starts a throw-away PostgreSQL, runs
+// container or a configuration file: it starts a throw-away PostgreSQL, MySQL or MariaDB, runs
 // an application that commits events, and four handlers of which two misbehave.
 //
 // Promise: every figure of the [Result] is counted, from the tables and from the

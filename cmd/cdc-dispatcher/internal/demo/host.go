@@ -28,7 +28,7 @@ type host struct {
 	look string
 	// origin says where the server comes from, version what it is.
 	origin, version string
-	// slot is the name of the replication slot; empty when the server gives no log.
+	// slot is the name of the replication slot, where there are slots; empty when the server gives no log.
 	slot string
 	// close removes everything that was made; farewell says so in words.
 	close    func(context.Context) error
@@ -50,7 +50,7 @@ func openHost(ctx context.Context, dsn string, say func(string)) (*host, error) 
 		return nil, err
 	}
 	h := &host{
-		dsn: server.DSN("postgres"), look: fmt.Sprintf("psql -h %s -p %d -U postgres", server.Host(), server.Port()),
+		dsn: server.DSN("postgres"), look: fmt.Sprintf("psql -h %s -p %d -U postgres -c", server.Host(), server.Port()),
 		origin: server.Origin(), slot: slotName,
 		close:    func(context.Context) error { return server.Close() },
 		farewell: "stopping the throw-away server and removing its files",
@@ -86,7 +86,7 @@ func borrow(ctx context.Context, dsn string) (*host, error) {
 	_, _ = rand.Read(tail[:]) // never fails, by its documentation
 	name := slotName + "_" + hex.EncodeToString(tail[:])
 	h := &host{
-		origin: "the server of --dsn", look: "psql -d " + name,
+		origin: "the server of --dsn", look: "psql -d " + name + " -c",
 		close:    func(ctx context.Context) error { return giveBack(ctx, dsn, name) },
 		farewell: "dropping the demo's database and replication slot",
 	}

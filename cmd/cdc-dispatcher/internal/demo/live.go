@@ -9,9 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 )
@@ -123,24 +120,12 @@ func (s *stage) look(ctx context.Context) (picture, error) {
 		server: s.host.version + " (" + s.host.origin + ")", look: s.host.look,
 		elapsed: time.Since(s.began), total: s.For, phase: s.live.phase.Load().(string),
 		viaLog: int(s.live.viaLog.Load()), viaPoller: int(s.live.viaPoller.Load()), starts: int(s.live.starts.Load()),
-		roles: s.roles, states: map[string]map[delivery.State]int{},
+		roles: s.roles, table: s.ground.table().Schema + ".event_notifications",
 	}
 	p.committed, p.undone, _ = s.writers.Counts()
 	p.p50, p.p99 = s.live.percentiles()
-	rows, err := s.pool.Query(ctx, `SELECT handler_name, state, count(*) FROM eventlog.event_notifications GROUP BY 1, 2`)
-	if err != nil {
-		return p, fmt.Errorf("count deliveries: %w", err)
-	}
-	var name, state string
-	var n int
-	_, err = pgx.ForEachRow(rows, []any{&name, &state, &n}, func() error {
-		if p.states[name] == nil {
-			p.states[name] = map[delivery.State]int{}
-		}
-		p.states[name][delivery.State(state)] = n
-		return nil
-	})
-	if err != nil {
+	var err error
+	if p.states, err = s.ground.states(ctx); err != nil {
 		return p, fmt.Errorf("count deliveries: %w", err)
 	}
 	return p, nil

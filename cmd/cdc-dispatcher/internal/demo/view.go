@@ -20,7 +20,8 @@ type picture struct {
 	p50, p99          time.Duration
 	roles             []role
 	states            map[string]map[delivery.State]int // by handler
-	look              string                            // how to look into the tables
+	look              string                            // how to look into the tables: a program up to its statement
+	table             string                            // of deliveries
 }
 
 // columns of the table of deliveries, in the order of a delivery's life.
@@ -57,7 +58,7 @@ func frame(p picture, paint painter) []string {
 	}
 	return append(lines, "",
 		paint.dim("  every number is a row; look yourself while it runs:"),
-		fmt.Sprintf("  %s -c 'SELECT handler_name, state, attempts, reason FROM eventlog.event_notifications'", p.look),
+		fmt.Sprintf("  %s 'SELECT handler_name, state, attempts, reason FROM %s'", p.look, p.table),
 	)
 }
 

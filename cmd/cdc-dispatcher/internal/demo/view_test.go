@@ -17,7 +17,7 @@ import (
 
 func somePicture() picture {
 	return picture{
-		server: "PostgreSQL 15.18 (local binaries /bin)", look: "psql -p 1", phase: "the application writes",
+		server: "PostgreSQL 15.18 (local binaries /bin)", look: "psql -p 1 -c", table: "eventlog.event_notifications", phase: "the application writes",
 		elapsed: 7 * time.Second, total: 15 * time.Second,
 		committed: 702, undone: 81, viaLog: 700, viaPoller: 2, starts: 2310,
 		p50: 4 * time.Millisecond, p99: 21 * time.Millisecond,

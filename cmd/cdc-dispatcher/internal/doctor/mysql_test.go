@@ -153,6 +153,7 @@ func TestMySQLFindings(t *testing.T) {
 			}
 			p.catch(ill)
 		}
+		p.longTransaction()
 		p.filtered()
 	})
 }
@@ -195,65 +196,56 @@ func result(r Report, code string) Result {
 	return Result{}
 }
 
-// filtered restarts the server with filters, and then without a binlog.
+// filtered restarts the server with a filter.
 func (p *myPatient) filtered() {
-	restart := func(settings map[string]string) Report {
-		p.Helper()
-		if err := p.server.Stop(p.Context()); err != nil {
-			p.Fatal(err)
-		}
-		if err := p.server.Configure(settings); err != nil {
-			p.Fatal(err)
-		}
-		if err := p.server.Start(p.Context()); err != nil {
-			p.Fatal(err)
-		}
-		return RunMySQL(p.Context(), p.cfg)
+	if err := p.server.Stop(p.Context()); err != nil {
+		p.Fatal(err)
 	}
-	if found := result(restart(map[string]string{"binlog_ignore_db": "eventlog"}), codeFilters); found.Status != Fail {
+	if err := p.server.Configure(map[string]string{"binlog_ignore_db": "eventlog"}); err != nil {
+		p.Fatal(err)
+	}
+	if err := p.server.Start(p.Context()); err != nil {
+		p.Fatal(err)
+	}
+	if found := OnlyMySQL(p.Context(), p.cfg, codeFilters); found.Status != Fail {
 		p.Errorf("an ignored database: %+v", found)
-	}
-	report := restart(map[string]string{"disable_log_bin": ""})
-	if p.kind.IsMariaDB() {
-		return // it has no such option, and no log_bin=OFF either
-	}
-	if found := result(report, codeBinlog); found.Status != Fail || !strings.Contains(found.Hint, "log_bin = binlog") {
-		p.Errorf("without a binlog: %+v", found)
-	}
-	cfg := p.cfg
-	cfg.Poll = true
-	if r := RunMySQL(p.Context(), cfg); r.Worst() == Fail {
-		p.Errorf("without a binlog, polling: %+v", findings(r))
 	}
 }
 
-// TestMySQLLongTransaction needs a right that the user does not have by itself.
-func TestMySQLLongTransaction(t *testing.T) {
-	eachMyPatient(t, func(p *myPatient) {
-		tx, err := p.root.BeginTx(p.Context(), nil)
-		if err != nil {
-			p.Fatal(err)
-		}
-		defer func() { _ = tx.Rollback() }()
-		if _, err := tx.ExecContext(p.Context(), myInsert); err != nil {
-			p.Fatal(err)
-		}
-		cfg := p.cfg
-		cfg.LongTransaction = time.Second
-		if found := OnlyMySQL(p.Context(), cfg, codeTransactions); found.Status != OK || !strings.Contains(found.Value, "PROCESS") {
-			p.Errorf("without the right: %+v", found)
-		}
-		p.exec("GRANT PROCESS ON *.* TO app@'%'")
-		var found Result
-		testdb.WaitFor(p, "the transaction to be old", func() bool {
-			found = OnlyMySQL(p.Context(), cfg, codeTransactions)
-			return found.Status == Warn
-		})
-		if len(found.Fix) != 1 || !strings.HasPrefix(found.Fix[0], "KILL ") {
-			p.Errorf("found %+v", found)
-		}
-		p.exec(found.Fix...)
+// TestMySQLWithoutABinlog: what is said when log_bin is off, which only a server that was
+// started so shows.
+func TestMySQLWithoutABinlog(t *testing.T) {
+	s := &mySession{vars: map[string]string{"log_bin": "OFF"}}
+	if found, err := s.binlog(t.Context()); err != nil || found.Status != Fail || !strings.Contains(found.Hint, "log_bin = binlog") {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
+// longTransaction needs a right that the user does not have by itself.
+func (p *myPatient) longTransaction() {
+	tx, err := p.root.BeginTx(p.Context(), nil)
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	if _, err := tx.ExecContext(p.Context(), myInsert); err != nil {
+		p.Fatal(err)
+	}
+	cfg := p.cfg
+	cfg.LongTransaction = time.Second
+	if found := OnlyMySQL(p.Context(), cfg, codeTransactions); found.Status != OK || !strings.Contains(found.Value, "PROCESS") {
+		p.Errorf("without the right: %+v", found)
+	}
+	p.exec("GRANT PROCESS ON *.* TO app@'%'")
+	var found Result
+	testdb.WaitFor(p, "the transaction to be old", func() bool {
+		found = OnlyMySQL(p.Context(), cfg, codeTransactions)
+		return found.Status == Warn
 	})
+	if len(found.Fix) != 1 || !strings.HasPrefix(found.Fix[0], "KILL ") {
+		p.Errorf("found %+v", found)
+	}
+	p.exec(found.Fix...)
 }
 
 // TestMySQLLogElsewhere: the binlog of another server is none of this source's.
