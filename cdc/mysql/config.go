@@ -60,8 +60,8 @@ type Config struct {
 	// SaveInterval is how often the position is saved because of transactions that held
 	// nothing for the consumer. Default 10 s.
 	SaveInterval time.Duration
-	// CheckInterval is how often the reader makes sure that it still is the reader.
-	// Default 2 s.
+	// CheckInterval is how often the reader makes sure that it still is the reader: at most
+	// 10 s, because keepers end a tenure that is not heard of. Default 2 s.
 	CheckInterval time.Duration
 	// ProbeInterval is how often the settings of the server are looked at while the
 	// stream runs, and its end for Status. Default 10 s.
@@ -100,6 +100,7 @@ func (t Table) String() string { return t.Schema + "." + t.Name }
 const (
 	leastHeartbeat = 100 * time.Millisecond
 	mostHeartbeat  = time.Minute
+	mostCheck      = 10 * time.Second
 	mostInstance   = 60 // older servers cut the host of a replica here
 )
 
@@ -183,6 +184,9 @@ func (c *Config) times() []error {
 		if *d.field < 0 {
 			problems = append(problems, fmt.Errorf("%s is out of range", d.name))
 		}
+	}
+	if c.CheckInterval > mostCheck {
+		problems = append(problems, fmt.Errorf("CheckInterval %s: want at most %s", c.CheckInterval, mostCheck))
 	}
 	if c.BackoffMax < c.BackoffMin {
 		problems = append(problems, errors.New("BackoffMax is below BackoffMin"))

@@ -20,7 +20,8 @@ type Tenure interface {
 	// texts that only this package reads.
 	Saved() (position, identity string)
 	// Check returns nil while this is the latest tenure. Every error ends it: the reader
-	// stops reading, calls Release and acquires anew.
+	// stops reading, calls Release and acquires anew. While it streams the reader calls Check
+	// at least every 10 s.
 	Check(ctx context.Context) error
 	// Save keeps a position, in a transaction of its own, if this is the latest tenure.
 	// Errors that a repetition mends (a deadlock, a lock held by a fan-out) are the
