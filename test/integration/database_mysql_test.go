@@ -35,6 +35,7 @@ type mysql struct {
 func eachMySQL(t *testing.T, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
 		db := testdb.MySQL(t, kind)
 		fn(t, newWorld(t, &mysql{kind: kind, server: db.Server(), name: db.Name(), pool: db.Pool()}))
 	})
@@ -44,6 +45,7 @@ func eachMySQL(t *testing.T, fn func(t *testing.T, w *world)) {
 func eachMySQLServer(t *testing.T, settings map[string]string, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
 		fn(t, newWorld(t, ownMySQL(t, kind, settings)))
 	})
 }

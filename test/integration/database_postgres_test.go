@@ -36,6 +36,7 @@ type postgres struct {
 func eachPostgres(t *testing.T, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
 		db := testdb.Postgres(t, major)
 		fn(t, newWorld(t, &postgres{server: db.Server(), url: db.DSN(), pool: db.Pool()}))
 	})
@@ -45,6 +46,7 @@ func eachPostgres(t *testing.T, fn func(t *testing.T, w *world)) {
 func eachPostgresServer(t *testing.T, settings map[string]string, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
 		server := testdb.Dedicated(t, major, settings)
 		dsn := server.DSN("postgres")
 		pool, err := pgxpool.New(t.Context(), dsn)

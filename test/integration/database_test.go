@@ -53,7 +53,8 @@ type transaction interface {
 }
 
 // eachDatabase runs fn as one subtest per kind and version of server, each with a
-// fresh database on a shared server.
+// fresh database on a shared server. The servers are tested at the same time, because most of a
+// test is waiting, but never two tests on one server.
 func eachDatabase(t *testing.T, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	eachPostgres(t, fn)
