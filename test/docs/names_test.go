@@ -14,7 +14,7 @@ import (
 func TestDocs_NamesExist(t *testing.T) {
 	root := filepath.Join("..", "..")
 	tests := sources(t, root)
-	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*|(?:M8_)?Q[0-9]+_[A-Za-z0-9_]+)`")
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z][A-Za-z0-9_]*|(?:M8_)?[A-Z][0-9]+_[A-Za-z0-9_]+)`")
 	seen := 0
 	for _, page := range pages(t, root) {
 		content, err := os.ReadFile(page)
