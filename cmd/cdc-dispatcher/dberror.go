@@ -74,7 +74,7 @@ func sqlFailure(err error) *failure {
 // connectionFailure explains why there was no answer.
 func connectionFailure(err error) *failure {
 	var connect *pgconn.ConnectError
-	if !errors.As(err, &connect) && !isNetwork(err) {
+	if !errors.As(err, &connect) && !isNetwork(err) && !isCertificate(err) {
 		return nil
 	}
 	where := "the database"
@@ -105,6 +105,11 @@ func connectionFailure(err error) *failure {
 	}
 	return &failure{code: codeUnreachable, message: fmt.Sprintf("%s cannot be reached: %s", where, innermost(err)),
 		try: "check host, port, " + encryption + " and firewall, and that the server runs"}
+}
+
+func isCertificate(err error) bool {
+	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
+	return ok
 }
 
 func isNetwork(err error) bool {
