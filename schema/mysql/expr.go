@@ -207,6 +207,9 @@ func (t *eventTable) direct() bool {
 	return k == kindUUID || k == kindBinaryUUID
 }
 
+// alike says that the database may take several keys for one.
+func (t *eventTable) alike() bool { return !t.uniqueID && !t.key().exact() }
+
 // directID is the event's id where the key is one, and null where it has to be derived from the key. The
 // derivation is not done in SQL: servers have given up the function for it.
 func (t *eventTable) directID() string {

@@ -447,7 +447,7 @@ func (s *Store) setMark(ctx context.Context, q querier, t *eventTable, keys []st
 // havingKeys adds the condition for the rows with exactly these keys.
 func (t *eventTable) havingKeys(b *statement, keys []string) *statement {
 	b.add(t.ref(t.Columns.ID) + " IN ").list(t.key().args(keys))
-	if t.uniqueID || t.key().exact() {
+	if !t.alike() {
 		return b
 	}
 	exact := make([]any, len(keys))

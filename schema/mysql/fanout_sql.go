@@ -83,7 +83,7 @@ func (f *fanning) insert(ctx context.Context, q querier, t *eventTable, o *ourTa
 		b := f.insertSQL(&statement{}, o, f.b.Lease, e)
 		union(b, targetSQL, rows).add(") AS g\nSTRAIGHT_JOIN " + t.from + " AS t" + t.force +
 			" ON " + t.ref(t.Columns.ID) + " = " + t.key().from("g.k"))
-		if !t.uniqueID && !t.key().exact() {
+		if t.alike() {
 			b.add(" AND " + bytesOf(t.text(t.Columns.ID)) + " = " + bytesOf("g.k"))
 		}
 		if err := b.add(f.onDuplicate()).exec(ctx, q); err != nil {

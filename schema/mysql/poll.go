@@ -142,6 +142,9 @@ func (t *eventTable) orderBy() string {
 	}
 	if t.Mark.Kind == schema.MarkNone {
 		by = append(by, t.ref(t.Columns.ID))
+		if t.alike() {
+			by = append(by, bytesOf(t.text(t.Columns.ID)))
+		}
 	}
 	if len(by) == 0 {
 		return ""
@@ -261,16 +264,22 @@ func (l *look) behind(b *statement) {
 		b.add(" AND FALSE")
 		return
 	}
+	keyBehind, args := key+" > ?", []any{at}
+	if l.t.alike() {
+		keyBehind = "(" + key + " > ? OR " + key + " = ? AND " + bytesOf(l.t.text(l.t.Columns.ID)) + " > ?)"
+		args = append(args, at, []byte(*l.after[1]))
+	}
 	if l.t.Columns.Date == "" {
-		b.add(" AND "+key+" > ?", at)
+		b.add(" AND "+keyBehind, args...)
 		return
 	}
 	date := l.t.ref(l.t.Columns.Date)
 	if l.after[0] == nil {
-		b.add(" AND ("+date+" IS NOT NULL OR "+key+" > ?)", at)
+		b.add(" AND ("+date+" IS NOT NULL OR "+keyBehind+")", args...)
 		return
 	}
-	b.add(" AND "+date+" >= CAST(? AS DATETIME(6)) AND ("+date+" > CAST(? AS DATETIME(6)) OR "+key+" > ?)", *l.after[0], *l.after[0], at)
+	b.add(" AND "+date+" >= CAST(? AS DATETIME(6)) AND ("+date+" > CAST(? AS DATETIME(6)) OR "+keyBehind+")",
+		append([]any{*l.after[0], *l.after[0]}, args...)...)
 }
 
 // matching adds the condition for the wanted types. Types are compared byte by byte, whatever

@@ -1,0 +1,348 @@
+package mysql
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	mysqldriver "github.com/go-sql-driver/mysql"
+	"github.com/google/uuid"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+)
+
+// faults is a driver that counts the statements of our transactions, and fails one of them. The statement before which
+// it fails, counted from 1, is at; 0 means none. A lost connection is lost for the server too.
+type faults struct {
+	driver.Connector
+	at    atomic.Int64
+	count atomic.Int64
+	err   error
+	// seen are the statements, by their first word.
+	mu   sync.Mutex
+	seen []string
+}
+
+type faultyConn struct {
+	driver.Conn
+	f *faults
+}
+
+func (f *faults) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := f.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &faultyConn{Conn: c, f: f}, nil
+}
+
+func (c *faultyConn) next(what string) error {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	word, _, _ := strings.Cut(what, " ")
+	c.f.seen = append(c.f.seen, word)
+	if n := c.f.count.Add(1); n != c.f.at.Load() {
+		return nil
+	}
+	if errors.Is(c.f.err, mysqldriver.ErrInvalidConn) {
+		_ = c.Conn.Close()
+	}
+	return c.f.err
+}
+
+func (c *faultyConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	if err := c.next(query); err != nil {
+		return nil, err
+	}
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+}
+
+func (c *faultyConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	if err := c.next(query); err != nil {
+		return nil, err
+	}
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+}
+
+func (c *faultyConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	if err := c.next("BEGIN"); err != nil {
+		return nil, err
+	}
+	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+	return &faultyTx{Tx: tx, c: c}, err
+}
+
+func (c *faultyConn) CheckNamedValue(v *driver.NamedValue) error {
+	return c.Conn.(driver.NamedValueChecker).CheckNamedValue(v)
+}
+
+func (c *faultyConn) ResetSession(ctx context.Context) error {
+	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
+}
+
+func (c *faultyConn) IsValid() bool { return c.Conn.(driver.Validator).IsValid() }
+
+type faultyTx struct {
+	driver.Tx
+	c *faultyConn
+}
+
+func (tx *faultyTx) Commit() error {
+	if err := tx.c.next("COMMIT"); err != nil {
+		_ = tx.Tx.Rollback()
+		return err
+	}
+	return tx.Tx.Commit()
+}
+
+// newFaulty returns a store whose driver can fail, and what was learned about the tables already.
+func newFaulty(t *testing.T, w world) (*Store, *faults) {
+	t.Helper()
+	cfg, err := mysqldriver.ParseDSN(w.db.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	PoolConfig(cfg)
+	connector, err := mysqldriver.NewConnector(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &faults{Connector: connector}
+	pool := sql.OpenDB(f)
+	t.Cleanup(func() { _ = pool.Close() })
+	s := newStore(t, w.db, pool, Config{Table: w.table})
+	if err := s.CheckSchema(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return s, f
+}
+
+// fail makes the n-th statement from now on fail.
+func (f *faults) fail(n int, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.seen, f.err = nil, err
+	f.count.Store(0)
+	f.at.Store(int64(n))
+}
+
+// TestEveryStatementMayFail (48, Q15): each statement of a fan-out, a claim, a renewal and an outcome fails once. A
+// conflict is not seen by the caller. A lost connection is, and then all of the transaction is there or nothing: the
+// deliveries, the marks and the position move together, and the same call once more ends well.
+func TestEveryStatementMayFail(t *testing.T) {
+	conflicts := []uint16{numLockWait, numDeadlock, numCheckRead, numRolledBack, numWSRepNotReady}
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		w := newWorld(t, kind, layouts()[0], Config{})
+		s, f := newFaulty(t, w)
+		ctx := t.Context()
+		tenure := w.mustAcquire(t, w.store.Keeper("src", "me"))
+		defer func() { _ = tenure.Release(ctx) }()
+		events := someEvents(3)
+		w.InsertEvents(t, events...)
+		before := func() {
+			w.exec(t, "DELETE FROM event_notifications")
+			w.exec(t, "UPDATE events SET delivered = 0")
+			w.exec(t, "UPDATE sources SET position = ''")
+		}
+		batch := func() delivery.FanOut {
+			b := delivery.FanOut{Source: "src", Position: "p", Epoch: tenure.Epoch(), Lease: someLease()}
+			for _, e := range events {
+				b.Fans = append(b.Fans, someFan(e, "billing", "mail"))
+			}
+			return b
+		}
+		whole := func(when string, none bool) (there bool) {
+			t.Helper()
+			position, _, _ := w.position(t)
+			var marked int
+			w.row(t, []any{&marked}, "SELECT COUNT(*) FROM events WHERE delivered = 1")
+			n := len(w.Deliveries(t))
+			if there = n == 6; there != (marked == 3) || there != (position == "p") || !there && (n+marked > 0 || position != "" || !none) {
+				t.Errorf("%s: %d deliveries, %d marks, at %q", when, n, marked, position)
+			}
+			return there
+		}
+		f.fail(0, nil)
+		before()
+		if _, err := s.FanOut(ctx, batch()); err != nil {
+			t.Fatal(err)
+		}
+		whole("undisturbed", false)
+		statements := len(f.seen)
+		if statements < 6 {
+			t.Fatalf("a fan-out is %v", f.seen)
+		}
+		for n := 1; n <= statements; n++ {
+			before()
+			f.fail(n, &mysqldriver.MySQLError{Number: conflicts[n%len(conflicts)], Message: "injected"})
+			if _, err := s.FanOut(ctx, batch()); err != nil {
+				t.Errorf("conflict in statement %d: %v", n, err)
+			}
+			whole("after a conflict in statement "+itoa(n), false)
+
+			before()
+			f.fail(n, mysqldriver.ErrInvalidConn)
+			b := batch()
+			if _, err := s.FanOut(ctx, b); err == nil {
+				t.Errorf("a connection lost in statement %d was not noticed", n)
+			}
+			whole("after a connection lost in statement "+itoa(n), true)
+			if _, err := s.FanOut(ctx, b); err != nil {
+				t.Errorf("once more: %v", err)
+			}
+			whole("once more", false)
+		}
+		handlingMayFail(t, w, s, f, conflicts)
+	})
+}
+
+// handlingMayFail: a claim, a renewal and outcomes meet a conflict in each of their statements.
+func handlingMayFail(t *testing.T, w world, s *Store, f *faults, conflicts []uint16) {
+	t.Helper()
+	ctx := t.Context()
+	for n := 1; ; n++ {
+		w.exec(t, "DELETE FROM event_notifications")
+		w.exec(t, "DELETE FROM event_notification_attempts")
+		w.exec(t, "UPDATE events SET delivered = 0")
+		w.fanOut(t, someFan(someEvents(1)[0], "billing", "mail"))
+		f.fail(n, &mysqldriver.MySQLError{Number: conflicts[n%len(conflicts)], Message: "injected"})
+		lease := someLease()
+		claimed, err := s.Claim(ctx, lease, append(claimOf("billing", 5), claimOf("mail", 5)...))
+		if err != nil || len(claimed.Claimed) != 2 {
+			t.Fatalf("conflict in statement %d: claimed %+v, %v", n, claimed, err)
+		}
+		leases := []delivery.LeaseRef{{ID: claimed.Claimed[0].ID, Token: lease.Token}, {ID: claimed.Claimed[1].ID, Token: lease.Token}}
+		if renewal, err := s.Renew(ctx, leases, lease.For); err != nil || len(renewal.Held) != 2 {
+			t.Fatalf("conflict in statement %d: renewed %+v, %v", n, renewal, err)
+		}
+		settled, err := s.Settle(ctx, []delivery.Outcome{
+			{ID: leases[0].ID, Token: lease.Token, Verdict: delivery.Success},
+			{ID: leases[1].ID, Token: lease.Token, Verdict: delivery.Retry, Attempt: 1, Error: "x"},
+		})
+		if err != nil || len(settled) != 2 || len(w.Attempts(t, leases[1].ID)) != 1 || len(w.Attempts(t, leases[0].ID)) != 0 {
+			t.Fatalf("conflict in statement %d: settled %+v, %v", n, settled, err)
+		}
+		if f.count.Load() < int64(n) {
+			return
+		}
+	}
+}
+
+// TestWhatPassesAndWhatIsRefused tells errors apart by their numbers.
+func TestWhatPassesAndWhatIsRefused(t *testing.T) {
+	of := func(number uint16, state string) error {
+		e := &mysqldriver.MySQLError{Number: number}
+		copy(e.SQLState[:], state)
+		return e
+	}
+	for _, tc := range []struct {
+		err                     error
+		rejected, passing, held bool
+	}{
+		{of(1205, "HY000"), false, true, true},
+		{of(1213, "40001"), false, true, false},
+		{of(1020, "HY000"), false, true, false},
+		{of(3101, "40000"), false, true, false},
+		{of(1047, "08S01"), false, true, false},
+		{of(3572, "HY000"), false, false, true},
+		{of(1062, "23000"), true, false, false},
+		{of(1452, "23000"), true, false, false},
+		{of(1406, "22001"), true, false, false},
+		{of(1366, "HY000"), true, false, false},
+		{of(1644, "45000"), true, false, false},
+		{of(1644, "01234"), true, false, false},
+		{of(3140, "22032"), true, false, false},
+		{of(3819, "HY000"), true, false, false},
+		{of(4025, "23000"), true, false, false},
+		{of(1153, "08S01"), true, false, false},
+		{mysqldriver.ErrPktTooLarge, true, false, false},
+		{of(1142, "42000"), false, false, false},
+		{of(1290, "HY000"), false, false, false},
+		{mysqldriver.ErrInvalidConn, false, false, false},
+		{errors.New("any"), false, false, false},
+		{nil, false, false, false},
+	} {
+		if got := [3]bool{rejected(tc.err), passing(tc.err), locked(tc.err)}; got != [3]bool{tc.rejected, tc.passing, tc.held} {
+			t.Errorf("%v: got %v", tc.err, got)
+		}
+	}
+}
+
+// TestTwoSweepsInOppositeOrder: both bring the same events, one from the last to the first; half of the rows are
+// there, half only in the log. Nothing is lost, nothing is twice, and no conflict reaches the caller (Q12).
+func TestTwoSweepsInOppositeOrder(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		w := newWorld(t, kind, layouts()[0], Config{})
+		events := someEvents(600)
+		w.InsertEvents(t, events[:300]...)
+		var wg sync.WaitGroup
+		for sweep := range 2 {
+			wg.Go(func() {
+				for n := range 12 {
+					if sweep == 1 {
+						n = 11 - n
+					}
+					var fans []delivery.Fan
+					for i := range 50 {
+						if sweep == 1 {
+							i = 49 - i
+						}
+						fans = append(fans, someFan(events[(n*50+i*7)%600], "a", "b", "c"))
+					}
+					// One hundred at a time, which overlap with those of the next batch.
+					for i := range 50 {
+						fans = append(fans, someFan(events[(n*50+i)%600], "c", "b", "a"))
+					}
+					if _, err := w.store.FanOut(t.Context(), delivery.FanOut{Lease: someLease(), Fans: fans}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		stop := make(chan struct{})
+		claimed := map[uuid.UUID]int{}
+		var claimers sync.WaitGroup
+		var mu sync.Mutex
+		for range 2 {
+			claimers.Go(func() {
+				for done := false; !done; {
+					select {
+					case <-stop:
+						done = true
+					default:
+					}
+					result, err := w.store.Claim(t.Context(), someLease(), append(claimOf("a", 50), claimOf("b", 50)...))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					mu.Lock()
+					for _, c := range result.Claimed {
+						claimed[c.ID]++
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		close(stop)
+		claimers.Wait()
+		if n := len(w.Deliveries(t)); n != 1800 {
+			t.Errorf("%d deliveries of 600 events for 3 handlers", n)
+		}
+		for id, n := range claimed {
+			if n != 1 {
+				t.Errorf("%s was leased %d times", id, n)
+			}
+		}
+		if left := w.undelivered(t, allTypes()); len(left) != 0 {
+			t.Errorf("%d events are not marked", len(left))
+		}
+	})
+}
