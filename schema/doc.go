@@ -17,7 +17,7 @@
 //
 // An event is identified by a UUID. A key that is the canonical lower-case text
 // of a UUID is its own event id, whatever the column's type. Any other key, such as a bigint, gets
-// a UUID of version 8 whose other bits are those of
+// a UUID of version 3 whose other bits are those of
 //
 //	md5(schema || '.' || table || ':' || key::text)
 //

@@ -10,14 +10,14 @@ import (
 //
 // The canonical lower-case text of a UUID is its own event id. Every other key is
 // hashed together with the table's name, so that 42 in one table and 42 in
-// another are two events. The hash becomes a UUID of version 8 (RFC 9562): a column of
-// MariaDB's type UUID refuses a quarter of all 128-bit numbers.
+// another are two events. The hash becomes a UUID of version 3 (that of MD5): a column of
+// MariaDB's type UUID refuses a quarter of all 128-bit numbers, and some of version 8.
 func EventID(table, key string) (id string, derived bool) {
 	if isUUID(key) {
 		return key, false
 	}
 	sum := md5.Sum([]byte(table + ":" + key)) //nolint:gosec // see the import
-	sum[6] = sum[6]&0x0f | 0x80
+	sum[6] = sum[6]&0x0f | 0x30
 	sum[8] = sum[8]&0x3f | 0x80
 	return formatUUID(sum), true
 }

@@ -55,8 +55,15 @@ const (
 // same statement again cannot help; leaving the row out can.
 func (s *Store) Rejected(err error) bool { return rejected(err) }
 
+// errCollision is what a unique key that is not ours, or the database's own idea of equal texts, can do to us.
+var errCollision = errors.New("a delivery was not inserted although there is none for its event and handler: another unique key " +
+	"of event_notifications, or a handler whose name differs from another's only by what the database does not count, such as a blank at its end")
+
+// errInvalidText is about a value that some servers would change in silence.
+var errInvalidText = errors.New("a text of the event is not valid UTF-8")
+
 func rejected(err error) bool {
-	if errors.Is(err, driver.ErrPktTooLarge) {
+	if errors.Is(err, driver.ErrPktTooLarge) || errors.Is(err, errCollision) || errors.Is(err, errInvalidText) {
 		return true
 	}
 	e, ok := errors.AsType[*driver.MySQLError](err)
@@ -168,6 +175,12 @@ func errorCode(err error) string {
 	}
 	if errors.Is(err, driver.ErrPktTooLarge) {
 		return "packet_too_large"
+	}
+	if errors.Is(err, errCollision) {
+		return "collision"
+	}
+	if errors.Is(err, errInvalidText) {
+		return "invalid_text"
 	}
 	return ""
 }

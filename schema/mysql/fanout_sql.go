@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 )
@@ -190,7 +191,11 @@ func (f *fanning) insertImages(ctx context.Context, q querier, t *eventTable, o 
 			targets = append(targets, f.b.targetArgs(g, f.b.event(g.event).ActionID))
 		}
 		for _, n := range part {
-			images = append(images, f.b.imageArgs(n, payload))
+			values := f.b.imageArgs(n, payload)
+			if slices.ContainsFunc(values, func(v any) bool { text, ok := v.(string); return ok && !utf8.ValidString(text) }) {
+				return nil, errInvalidText
+			}
+			images = append(images, values)
 		}
 		b := f.insertSQL(&statement{}, o, f.b.Lease, e)
 		union(b, targetSQL, targets).add(") AS g\nSTRAIGHT_JOIN (")

@@ -350,8 +350,8 @@ func (l *look) types(ctx context.Context) ([]string, error) {
 		return slices.Compact(types), nil
 	}
 	typ := l.t.ref(l.t.Columns.Type)
-	there, err := collect(ctx, l.session, scanText,
-		"SELECT DISTINCT "+typ+" FROM "+l.t.from+" AS t"+l.t.typeIndex+" WHERE "+l.t.pending()+" AND "+typ+" > ''")
+	there, err := skipThrough(ctx, l.session, "SELECT "+typ+" FROM "+l.t.from+" AS t"+l.t.typeIndex+" WHERE "+l.t.pending()+
+		" AND "+typ+" > ? ORDER BY "+typ+" LIMIT 1")
 	if err != nil || l.q.Types.All {
 		return there, err
 	}

@@ -91,6 +91,7 @@ func (s *Store) insertQuarantined(ctx context.Context, q querier, o *ourTables, 
 	date := "COALESCE(CAST(? AS DATETIME(6)), c.now)"
 	at := timeText(e.Date)
 	dated := func(t time.Time) []any { return []any{timeText(t), at} }
+	var pairs []address
 	for _, target := range fan.Targets {
 		b := (&statement{}).add("INSERT INTO "+s.names.deliveries+` (id, event_id, handler_name, namespace, action_id, action_name, action_params,
     started_date, completion_date, model_id, model_type, event_type, event_date,
@@ -105,8 +106,9 @@ SELECT ?, ?, ?, ?, ?, ?, '{}', `, o.id.uuid(target.ID), o.eventID.ids([]string{e
 		if err := b.exec(ctx, q); err != nil {
 			return err
 		}
+		pairs = append(pairs, address{e.ID, short(target.Handler)})
 	}
-	return nil
+	return s.mustExist(ctx, q, o, pairs)
 }
 
 // absent returns [delivery.ErrAbsent] when the event has no row, and nil when it has. An error that

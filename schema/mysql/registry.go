@@ -196,7 +196,8 @@ func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, err
 // unserved lists the handlers that deliveries are there for and that no process has served for the grace
 // period. The names are found by skipping through the index from one to the next.
 func (s *Store) unserved(ctx context.Context, q querier, grace time.Duration) ([]string, error) {
-	names, err := collect(ctx, q, scanText, "SELECT DISTINCT d.handler_name FROM "+s.names.deliveries+" AS d FORCE INDEX ("+claimIndex+")")
+	names, err := skipThrough(ctx, q, "SELECT d.handler_name FROM "+s.names.deliveries+" AS d FORCE INDEX ("+claimIndex+
+		") WHERE d.handler_name > ? ORDER BY d.handler_name LIMIT 1")
 	if err != nil {
 		return nil, err
 	}

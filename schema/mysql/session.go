@@ -207,3 +207,16 @@ func (b *statement) exec(ctx context.Context, q querier) error {
 func query[T any](ctx context.Context, q querier, b *statement, scan func(*sql.Rows) (T, error)) ([]T, error) {
 	return collect(ctx, q, scan, b.sql.String(), b.args...)
 }
+
+// skipThrough reads the distinct values of the first free column of an index: the statement reads the one that follows
+// its parameter. The servers know a plan for that, and choose it or not; without it all entries are read.
+func skipThrough(ctx context.Context, q querier, query string) (values []string, err error) {
+	for last := ""; ; {
+		next, err := collect(ctx, q, scanText, query, last)
+		if err != nil || len(next) == 0 {
+			return values, err
+		}
+		last = next[0]
+		values = append(values, last)
+	}
+}

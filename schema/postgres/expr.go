@@ -66,7 +66,7 @@ func (t *eventTable) uuid(column string) string {
 	}
 	text := t.text(column)
 	hash := fmt.Sprintf("md5(convert_to(%s || %s, 'UTF8'))", quoteText(t.QualifiedName()+":"), parens(text))
-	derived := fmt.Sprintf("overlay(overlay(%[1]s PLACING '8' FROM 13) PLACING translate(substr(%[1]s, 17, 1), "+
+	derived := fmt.Sprintf("overlay(overlay(%[1]s PLACING '3' FROM 13) PLACING translate(substr(%[1]s, 17, 1), "+
 		"'0123456789abcdef', '89ab89ab89ab89ab') FROM 17)::uuid", hash)
 	if slices.Contains([]uint32{oidInt2, oidInt4, oidInt8}, c.base) {
 		return derived
