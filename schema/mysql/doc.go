@@ -31,8 +31,8 @@
 // must lead to the primary. It starts no goroutine. All methods may be called from any goroutine.
 // A tenure holds one connection of its own until it is released.
 //
-// The pool should be made with InterpolateParams, see [PoolConfig]: without it each statement costs three
-// trips to the server instead of one, and the same results.
+// The pool should be made with InterpolateParams, see [PoolConfig]: without it each statement costs
+// more trips to the server, with the same results.
 //
 // On failure: every method is one transaction or several that stand by themselves, so an error means
 // that nothing of the last one was written, or that the commit's answer was lost, which a repeated call

@@ -24,6 +24,7 @@ const (
 	numLockWait        = 1205
 	numDeadlock        = 1213
 	numCollations      = 1267
+	numTruncated       = 1265
 	numInvalidText     = 1300
 	numResultTooLarge  = 1301
 	numWrongValue      = 1366
@@ -75,7 +76,7 @@ func rejected(err error) bool {
 		return true
 	}
 	return slices.Contains([]uint16{
-		numTooManyColumns, numRowTooLarge, numPacketTooLarge, numResultTooLarge, numInvalidText, numCannotConvert, numWrongValue, numNoPartition, numSignal,
+		numTooManyColumns, numRowTooLarge, numPacketTooLarge, numResultTooLarge, numTruncated, numInvalidText, numCannotConvert, numWrongValue, numNoPartition, numSignal,
 		numInvalidJSON, numInvalidJSONPath, numJSONCharset, numJSONDepth, numCheckMySQL, numCheckMariaDB,
 	}, e.Number)
 }
