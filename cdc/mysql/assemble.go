@@ -385,6 +385,7 @@ func (a *assembler) finish(h *replication.EventHeader, committed bool) error {
 	if !committed {
 		if g.inParts {
 			a.counts.undone++
+			a.warn("undone", Table{}, "a transaction was rolled back in the log after a part of it had been handed over")
 		}
 		g.records, g.sweep, g.gap, g.inParts = nil, "", "", false
 	}

@@ -168,13 +168,14 @@ func (c *logConn) HandleEvent(e *replication.BinlogEvent) error {
 }
 
 // close ends the connection and the library's goroutine. It waits for nothing on the
-// network: the socket is closed first, and no connection is made to kill the old one, whose
+// network: reads and writes end at once, and no connection is made to kill the old one, whose
 // number may be another's by now.
 func (c *logConn) close() {
 	close(c.done)
 	c.dialer.cut()
 	c.syncer.Close()
 	c.ended.Wait()
+	c.dialer.hangUp()
 }
 
 // silent says that a read ran into its deadline, which the library's error hides.
@@ -188,7 +189,7 @@ type cutDialer struct {
 
 	mu     sync.Mutex
 	closed bool
-	conn   net.Conn
+	conn   net.Conn // the socket itself
 }
 
 func (d *cutDialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -211,18 +212,43 @@ func (d *cutDialer) dial(ctx context.Context, network, addr string) (net.Conn, e
 		_ = conn.Close() // nobody used it
 		return nil, errCut
 	}
-	d.conn = wire{Conn: conn, d: d}
-	return d.conn, nil
+	d.conn = conn
+	return wire{Conn: conn, d: d}, nil
 }
 
+// cut makes every read and write fail at once. It does not close the socket: the library,
+// told to close, would answer that by closing its connection under its own reader, which is a
+// data race.
 func (d *cutDialer) cut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
 	if d.conn != nil {
-		_ = d.conn.Close() // the other side notices either way
+		_ = d.conn.SetDeadline(longAgo) // fails only on a closed socket
 	}
 }
+
+// hangUp closes the socket.
+func (d *cutDialer) hangUp() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.conn != nil {
+		_ = d.conn.Close() // the library may have done so
+	}
+}
+
+// deadline is when the library wants reads or writes to fail, or long ago once the
+// connection is cut.
+func (d *cutDialer) deadline(set func(time.Time) error, at time.Time) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		at = longAgo
+	}
+	return set(at)
+}
+
+var longAgo = time.Unix(1, 0)
 
 // wire notes when the connection last brought a byte, and whether it was waited for in
 // vain.
@@ -230,6 +256,10 @@ type wire struct {
 	net.Conn
 	d *cutDialer
 }
+
+func (w wire) SetDeadline(at time.Time) error      { return w.d.deadline(w.Conn.SetDeadline, at) }
+func (w wire) SetReadDeadline(at time.Time) error  { return w.d.deadline(w.Conn.SetReadDeadline, at) }
+func (w wire) SetWriteDeadline(at time.Time) error { return w.d.deadline(w.Conn.SetWriteDeadline, at) }
 
 func (w wire) Read(p []byte) (int, error) {
 	n, err := w.Conn.Read(p)

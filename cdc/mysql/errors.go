@@ -78,7 +78,6 @@ const (
 	errSpecificDenied     = 1227
 	errNotSupported       = 1235
 	errBinlogFatal        = 1236
-	errMalformedPacket    = 1835
 	errConnectionKilled   = 1927
 	errSecureTransport    = 3159
 	errClientTimeout      = 4031

@@ -82,6 +82,22 @@ func TestLogOfOneServer(t *testing.T) {
 			again.waitGap(gapPurged)
 			again.ends()
 		})
+		t.Run("our own writes move no saved position", func(t *testing.T) {
+			quiet := newSession(t, s.pool)
+			quiet.exec("SET sql_log_bin = 0", "CREATE TABLE app.deliveries (id int PRIMARY KEY)", "SET sql_log_bin = 1")
+			r := streaming(t, cfg)
+			saves := r.bank.countSaves()
+			for i := range 20 {
+				s.exec(fmt.Sprintf("INSERT INTO app.deliveries VALUES (%d)", i), "UPDATE app.events SET payload = concat(payload, 'x')")
+			}
+			from, until := insertSome(1)
+			r.waitFor(1)
+			r.onceEach(from, until)
+			if now := r.bank.countSaves(); now != saves {
+				t.Errorf("our own writes made %d saves", now-saves)
+			}
+			r.ends()
+		})
 		t.Run("the server crashes and comes back", func(t *testing.T) {
 			r := streaming(t, cfg)
 			from, _ := insertSome(3)

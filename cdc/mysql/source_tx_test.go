@@ -231,31 +231,3 @@ func TestM32_MariaDBCompressedRows(t *testing.T) {
 		})
 	}
 }
-
-// Own writes and updates of the event table are dropped early, and are no reason to save
-// a position.
-func TestOwnWritesDoNotFeedThePosition(t *testing.T) {
-	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
-		db.Exec("CREATE TABLE deliveries (id int PRIMARY KEY, state int)")
-		db.Exec(insert(1, 3))
-		r := streaming(t, configOf(db))
-		db.Exec("INSERT INTO events VALUES (9, 'mark the start')")
-		r.waitFor(1)
-		own := newSession(t, db.Pool())
-		saves := r.bank.countSaves()
-		foreign := r.src.Status().ForeignRows
-		for i := range 20 {
-			own.exec(fmt.Sprintf("INSERT INTO deliveries VALUES (%d, 0)", i), "UPDATE events SET payload = concat(payload, 'x')")
-		}
-		db.Exec(insert(100, 101))
-		r.waitFor(2)
-		// Other databases of the shared server move the position too, which no test can
-		// keep out; their rows are counted.
-		if moved := r.src.Status().ForeignRows > foreign; !moved && r.bank.countSaves() > saves {
-			t.Errorf("our own writes made %d saves", r.bank.countSaves()-saves)
-		}
-		if r.count("1") != 0 || r.count("100") != 1 {
-			t.Errorf("rows %v", r.arrived())
-		}
-	})
-}
