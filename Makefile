@@ -29,7 +29,7 @@ servers: ## only install the servers that the tests want
 	@scripts/install-servers.sh || echo "install-servers failed: tests of missing servers are skipped, or fail where CI is set"
 
 .PHONY: demo
-demo: build ## watch it work: throw-away PostgreSQL, producer, four handlers, live view (ARGS="--for 15s -o json")
+demo: build ## watch it work: throw-away server, producer, four handlers, live view (ARGS="--for 15s --database mariadb")
 	@dist/cdc-dispatcher demo $(ARGS)
 
 .PHONY: build
