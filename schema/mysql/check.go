@@ -93,6 +93,34 @@ func (s *Store) CheckSchema(ctx context.Context) error {
 	return err
 }
 
+// CheckNames says whether the delivery table tells handler names and event ids apart byte by byte. Tables that
+// existed before may have a collation to which "é" and "e" are one name. Such a table works: two handlers
+// whose names are one to it are told at fan-out, as a delivery that is refused. Nil means that there is nothing to say; the
+// statement of what is returned copies the table.
+func (s *Store) CheckNames(ctx context.Context) (*SchemaError, error) {
+	var alter []string
+	lacks := &SchemaError{}
+	if err := s.read(ctx, func(q querier) error {
+		columns, err := columnsOf(ctx, q, s.schema, "event_notifications")
+		for _, name := range []string{"event_id", "handler_name"} {
+			is, ok := columns[name]
+			if !ok || is.binary() {
+				continue
+			}
+			lacks.Missing = append(lacks.Missing, fmt.Sprintf("column event_notifications.%s (has the collation %s, not a binary one)", name, is.collation))
+			alter = append(alter, "ALTER TABLE "+s.names.deliveries+" MODIFY "+name+" "+is.typ+" CHARACTER SET "+is.charset+" COLLATE "+is.charset+"_bin NOT NULL;")
+		}
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("check the names of schema %s: %w", s.schema, err)
+	}
+	if len(alter) == 0 {
+		return nil, nil
+	}
+	lacks.Statement = strings.Join(alter, " ")
+	return lacks, nil
+}
+
 func (s *Store) lacking(ctx context.Context, q querier, srv *server) (lacks SchemaError, err error) {
 	families := s.families(srv.mariaDB)
 	var alter []string
@@ -116,10 +144,6 @@ func (s *Store) lacking(ctx context.Context, q querier, srv *server) (lacks Sche
 				alter = append(alter, change+"ADD COLUMN "+name+" "+want.ddl+";")
 			case !slices.Contains(want.kinds, is.kind):
 				lacks.Missing = append(lacks.Missing, fmt.Sprintf("column %s.%s (is %s, not %s)", table.table, name, is.typ, want.ddl))
-			case table.table == "event_notifications" && (name == "event_id" || name == "handler_name") && !is.binary():
-				// "Mail" and "mail" would be one handler to the unique key, and the second delivery would not be inserted.
-				lacks.Missing = append(lacks.Missing, fmt.Sprintf("column %s.%s (has the collation %s, not a binary one)", table.table, name, is.collation))
-				alter = append(alter, change+"MODIFY "+name+" "+is.typ+" CHARACTER SET "+is.charset+" COLLATE "+is.charset+"_bin NOT NULL;")
 			}
 		}
 	}

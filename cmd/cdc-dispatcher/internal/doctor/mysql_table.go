@@ -187,7 +187,7 @@ func (s *mySession) columns(ctx context.Context) (Finding, error) {
 	lacks, isLacking := errors.AsType[*mysql.SchemaError](err)
 	switch {
 	case err == nil:
-		return Finding{Status: OK, Message: "the tables have the columns that are needed"}, nil
+		return s.names(ctx, st)
 	case isLacking:
 		f := Finding{Status: Fail, Message: "the product's own tables are not as the migrations made them", Value: strings.Join(lacks.Missing, ", "), Hint: hintMigrate}
 		if lacks.Statement != "" {
@@ -203,6 +203,20 @@ func (s *mySession) columns(ctx context.Context) (Finding, error) {
 			Hint: "correct the configuration, or the table"}, nil
 	}
 	return Finding{}, err
+}
+
+// names warns of a collation, in tables that existed before, to which different names are equal.
+func (s *mySession) names(ctx context.Context, st *mysql.Store) (Finding, error) {
+	advice, err := st.CheckNames(ctx)
+	if err != nil {
+		return Finding{}, err
+	}
+	if advice == nil {
+		return Finding{Status: OK, Message: "the tables have the columns that are needed"}, nil
+	}
+	return Finding{Status: Warn, Message: "handler names that differ only in accents or in case are one to the delivery table, and the second is refused",
+		Value: strings.Join(advice.Missing, ", "), Fix: strings.Split(strings.TrimSuffix(advice.Statement, ";"), "; "),
+		Hint: "nothing to do unless you have such names; the statement copies the table and holds writers up"}, nil
 }
 
 // pollIndex looks for an index that finds the events that are not fanned out without

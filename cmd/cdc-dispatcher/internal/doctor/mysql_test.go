@@ -121,6 +121,8 @@ var myIllnesses = []myIllness{
 	{code: codeMigrations, status: Fail, cause: []string{"DELETE FROM eventlog.cdc_dispatcher_migrations WHERE version = 3"},
 		cure: []string{"INSERT INTO eventlog.cdc_dispatcher_migrations VALUES (3, UTC_TIMESTAMP(6))"}, says: "0003_indexes.sql"},
 	{code: codeColumns, status: Fail, cause: []string{"ALTER TABLE eventlog.event_notifications DROP COLUMN lease_owner, DROP INDEX event_notifications_claim"}, cured: true, says: "event_notifications.lease_owner"},
+	{code: codeColumns, status: Warn, cause: []string{"ALTER TABLE eventlog.event_notifications MODIFY handler_name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL"},
+		cured: true, says: "utf8mb4_general_ci"},
 	{code: codeColumns, status: Fail, cfg: func(c *MySQLConfig) { c.Table.Columns.Payload = "no_such_column" }, says: "no_such_column"},
 	{code: codePollIndex, status: Warn, cause: []string{"DROP INDEX events_pending_fanout ON eventlog.events"}, cured: true, says: "reads the whole event table"},
 	{code: codePacket, status: Warn, cause: []string{"SET GLOBAL max_allowed_packet = 1048576"}, cured: true, says: "max_allowed_packet = 1048576"},
