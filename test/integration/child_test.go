@@ -82,15 +82,21 @@ func runChild() error {
 // context: a handler that does not listen.
 func gated(path string, h event.Handler) event.Handler {
 	return event.HandlerFunc(func(ctx context.Context, e event.Envelope) error {
-		tick := time.NewTicker(5 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			if _, err := os.Stat(path); err == nil {
-				return h.Handle(ctx, e)
-			}
-			<-tick.C
-		}
+		awaitFile(path)
+		return h.Handle(ctx, e)
 	})
+}
+
+// awaitFile returns once a file exists.
+func awaitFile(path string) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		<-tick.C
+	}
 }
 
 // child is a dispatcher in a process of its own.

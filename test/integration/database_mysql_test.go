@@ -252,6 +252,8 @@ func mysqlParts(_ context.Context, o options) (parts, error) {
 			Own:           []cdcmysql.Table{{Schema: name}},
 			Keeper:        cdcmysql.KeeperOf(store.Keeper("main", o.Process).Acquire),
 			CheckInterval: 200 * time.Millisecond, StandbyPoll: 200 * time.Millisecond, BackoffMax: time.Second,
+			ServerID: o.Binlog.ServerID, Heartbeat: o.Binlog.Heartbeat, SaveInterval: o.Binlog.SaveInterval,
+			BackoffMin: o.Binlog.BackoffMin, MaxRecords: o.Binlog.MaxRecords,
 			Logger: logger,
 		})
 		if err != nil {

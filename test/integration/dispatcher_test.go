@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"sync"
 	"time"
 
@@ -36,6 +37,18 @@ type options struct {
 	PollInterval time.Duration
 	// HangAfterFanOut stops before the position of the first fan-out can be confirmed (B3).
 	HangAfterFanOut bool
+	// FanOutGate, when not empty, is a file: before it exists no fan-out begins that ends a
+	// transaction. Files with the endings .waiting and .done say how far one is.
+	FanOutGate string
+	// Binlog is for MySQL and MariaDB.
+	Binlog binlogOptions
+}
+
+// binlogOptions are settings of the reader of the binlog; zero is a value that suits a test.
+type binlogOptions struct {
+	ServerID                            uint32
+	Heartbeat, SaveInterval, BackoffMin time.Duration
+	MaxRecords                          int
 }
 
 // hooks are what only a dispatcher in this process can be given.
@@ -61,7 +74,7 @@ func newDispatcher(ctx context.Context, o options, handlers []pipeline.Handler, 
 	d := &dispatcher{parts: p, counts: newCounts()}
 	config := pipeline.Config{
 		Source:          "main",
-		Store:           &spy{Store: p.store, receipts: rec, hang: o.HangAfterFanOut},
+		Store:           &spy{Store: p.store, receipts: rec, hang: o.HangAfterFanOut, gate: o.FanOutGate},
 		Handlers:        handlers,
 		Lease:           orElse(o.Lease, shortLease),
 		ShutdownTimeout: orElse(o.Shutdown, 10*time.Second),
@@ -112,6 +125,7 @@ type spy struct {
 	pipeline.Store
 	receipts *ledger.Recorder
 	hang     bool
+	gate     string
 }
 
 // Settle implements pipeline.HandlingStore.
@@ -132,7 +146,17 @@ func (s *spy) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delive
 
 // FanOut implements pipeline.FanOutStore.
 func (s *spy) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error) {
+	gated := s.gate != "" && batch.Position != ""
+	if gated {
+		if err := os.WriteFile(s.gate+".waiting", nil, 0o600); err != nil {
+			return delivery.FanOutResult{}, err
+		}
+		awaitFile(s.gate)
+	}
 	result, err := s.Store.FanOut(ctx, batch)
+	if gated && err == nil {
+		err = os.WriteFile(s.gate+".done", nil, 0o600)
+	}
 	if err == nil && s.hang {
 		<-ctx.Done()
 	}

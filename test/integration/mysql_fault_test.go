@@ -1,0 +1,392 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+)
+
+// 1, 2: the process is killed between the row events of one large transaction, while the
+// timer for the position ticks on. The position stays before the transaction, though parts of
+// it are delivered.
+func TestMySQL1_KilledInsideALargeTransaction(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		proxy, dsn := w.through()
+		gate := t.TempDir() + "/gate" // keeps the end of the transaction from being fanned out
+		o := neverPoll
+		o.LogDSN, o.FanOutGate, o.Binlog = dsn, gate, binlogOptions{MaxRecords: 50, SaveInterval: 10 * time.Millisecond}
+		c := w.spawn(childLife{options: o})
+		w.streaming()
+		at := w.position()
+		proxy.Delay(10 * time.Millisecond) // for each 32 kB: the transaction takes more than a second
+		const rows, length = 500, 4000
+		w.emit(rows, "order.large", `{"filler": "`+filler(length)+`"}`)
+		for range size(4, 100) {
+			target := int64(length * (50 + w.rng.IntN(350)))
+			before := proxy.BytesForwarded()
+			testdb.WaitFor(t, "a part of the transaction on the wire", func() bool { return proxy.BytesForwarded()-before >= target })
+			c.kill()
+			if now := w.position(); now != at {
+				t.Errorf("the position moved from %s to %s inside a transaction", at, now)
+			}
+			c = w.spawn(childLife{options: o})
+		}
+		testdb.WaitFor(t, "a part to be delivered", func() bool {
+			n := w.number(`SELECT count(*) FROM eventlog.event_notifications`)
+			return n > 0 && n < 2*rows
+		})
+		proxy.Delay(0)
+		w.touch(gate)
+		w.settle()
+		c.stop()
+		w.verdict()
+	})
+}
+
+// 3: the connection is cut 100 times inside large transactions. Each time the transaction
+// comes again from its beginning.
+func TestMySQL3_CutInsideALargeTransaction(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		w.subscribers = func(string) []string { return []string{"steady"} }
+		proxy, dsn := w.through()
+		o := neverPoll
+		o.LogDSN, o.Binlog = dsn, binlogOptions{MaxRecords: 10, BackoffMin: time.Millisecond}
+		var again atomic.Int64
+		d := w.dispatch(o, steadyAndMoody()[:1], hooks{source: func(s cdc.Source) cdc.Source {
+			return &cutter{Source: s, proxy: proxy, rand: w.rng.IntN, again: &again, until: 100}
+		}})
+		w.streaming()
+		payload := `{"filler": "` + filler(8000) + `"}`
+		for again.Load() < 100 {
+			w.emit(200, "order.large", payload)
+			w.settle()
+		}
+		d.stop()
+		t.Logf("%d transactions began again, %d connections", again.Load(), proxy.Accepted())
+		w.wrecked = append(w.wrecked, fmt.Sprintf("%d cuts", again.Load()))
+		if n := w.number(`SELECT count(*) FROM eventlog.gaps`); n != 0 {
+			t.Errorf("%d gaps, want none", n)
+		}
+		w.verdict()
+	})
+}
+
+// cutter cuts the connection after random parts of transactions, and counts how often a
+// transaction began anew because of it.
+type cutter struct {
+	cdc.Source
+	proxy *faultproxy.Proxy
+	rand  func(int) int
+	again *atomic.Int64
+	until int64
+}
+
+// Run implements cdc.Source.
+func (c *cutter) Run(ctx context.Context, out chan<- cdc.Transaction) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	in := make(chan cdc.Transaction)
+	done := make(chan error, 1)
+	go func() { done <- c.Source.Run(ctx, in) }()
+	first := "" // of the open transaction
+	for {
+		select {
+		case err := <-done:
+			return err
+		case tx := <-in:
+			id := ""
+			if len(tx.Records) > 0 {
+				id = string(tx.Records[0].Values[0].Data) // the primary key
+			}
+			if id != "" && id == first {
+				c.again.Add(1)
+			}
+			switch {
+			case !tx.Partial:
+				first = ""
+			case first == "":
+				first = id
+			}
+			if tx.Partial && c.again.Load() < c.until && c.rand(4) == 0 {
+				c.proxy.Cut()
+			}
+			select {
+			case out <- tx:
+			case <-ctx.Done():
+				return <-done
+			}
+		}
+	}
+}
+
+// 11: log that was not read is purged while nobody reads. One gap is recorded, the poller
+// finds everything, and the log is read on from its end.
+func TestMySQL11_PurgedWhileNobodyReads(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		o := options{Grace: time.Hour}
+		soon := hooks{config: func(c *pipeline.Config) { c.Poller.SweepAgain = 300 * time.Millisecond }}
+		d := w.dispatch(o, steadyAndMoody(), soon)
+		w.streaming()
+		w.emit(5, "order.before", `{}`)
+		w.settle()
+		d.stop()
+		w.emit(50, "order.purged", `{}`)
+		w.purge()
+		w.emit(20, "order.kept", `{}`)
+
+		for life := range 2 {
+			d = w.dispatch(o, steadyAndMoody(), soon)
+			w.settle()
+			w.streaming()
+			w.logBrings(d)
+			w.progress("the gap to be closed", `SELECT count(*) FROM eventlog.gaps WHERE closed_date IS NULL`, 0)
+			d.stop()
+			if gaps := w.pairs(`SELECT id, reason FROM eventlog.gaps`); len(gaps) != 1 {
+				t.Errorf("gaps after life %d: %v, want one", life, gaps)
+			} else {
+				for _, reason := range gaps {
+					if reason != "purged" {
+						t.Errorf("the reason is %q, want purged", reason)
+					}
+				}
+			}
+		}
+		w.wrecked = append(w.wrecked, "log purged")
+		w.verdict()
+	})
+}
+
+// purge removes all log before now.
+func (w *world) purge() {
+	w.t.Helper()
+	first := func() string { return w.text("SHOW BINARY LOGS") }
+	before := first()
+	testdb.WaitFor(w.t, "the log to be purged", func() bool {
+		// A server keeps a file that somebody reads, or that it would need after a crash.
+		w.exec("FLUSH BINARY LOGS")
+		rows, err := w.db.table(w.t.Context(), "SHOW BINARY LOGS")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		last := rows[len(rows)-1][0]
+		w.exec("PURGE BINARY LOGS TO '" + last + "'")
+		return first() == last && last != before
+	})
+}
+
+// 23: a busy neighbour, and files that change without a row of ours. The position
+// follows, and what the dispatcher writes itself is no reason to write it again.
+func TestMySQL23_IdleTableBesideABusyNeighbour(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		w.exec("CREATE DATABASE " + w.mysql().name + "_else")
+		w.t.Cleanup(func() { _ = w.db.exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+w.mysql().name+"_else") })
+		neighbour := w.mysql().name + "_else.neighbour"
+		w.exec("CREATE TABLE " + neighbour + " (id int AUTO_INCREMENT PRIMARY KEY, note text)")
+		o := options{Grace: time.Hour, PollInterval: 50 * time.Millisecond, Binlog: binlogOptions{SaveInterval: 20 * time.Millisecond}}
+		d := w.dispatch(o, steadyAndMoody(), hooks{})
+		w.streaming()
+		w.logBrings(d)
+		for range size(20, 100) {
+			w.exec("INSERT INTO " + neighbour + " (note) VALUES ('x')")
+			w.exec("FLUSH BINARY LOGS")
+		}
+		end := w.executed()
+		w.wrecked = append(w.wrecked, "rotations, a busy neighbour")
+		testdb.WaitFor(t, "the position to follow", func() bool { return w.contains(w.position(), end) })
+
+		// Our own writes go on, and come back through the log: the position stays.
+		w.settle()
+		w.exec(`CREATE TABLE eventlog.history (id int AUTO_INCREMENT PRIMARY KEY, position longtext)`)
+		w.exec(`CREATE TRIGGER eventlog.remember AFTER UPDATE ON eventlog.sources FOR EACH ROW
+			INSERT INTO history (position) SELECT NEW.position FROM dual WHERE NEW.position <> OLD.position`)
+		const saves = `SELECT count(*) FROM eventlog.history`
+		w.logHasBeenRead(d)
+		base := w.number(saves)
+		for range 10 {
+			// Here the test writes what a dispatcher writes from time to time.
+			w.exec(`UPDATE eventlog.sources SET looked_date = {now}`)
+			w.logHasBeenRead(d)
+		}
+		// The DDL above is somebody else's, and may be saved once.
+		if n := w.number(saves); n > base+1 {
+			t.Errorf("the position was written %d times while nobody else wrote", n-base)
+		}
+		d.stop()
+		w.verdict()
+	})
+}
+
+// executed is the end of the server's log as a position without its kind.
+func (w *world) executed() string {
+	if w.mysql().kind.IsMariaDB() {
+		return w.text("SELECT @@GLOBAL.gtid_binlog_pos")
+	}
+	return strings.ReplaceAll(w.text("SELECT @@GLOBAL.gtid_executed"), "\n", "")
+}
+
+// contains says that a position is at or after an end of the log.
+func (w *world) contains(position, end string) bool {
+	_, set, _ := strings.Cut(position, ":")
+	if !w.mysql().kind.IsMariaDB() {
+		return w.number("SELECT GTID_SUBSET(?, ?)", end, set) == 1
+	}
+	return sequence(set) >= sequence(end)
+}
+
+// sequence is the last number of a GTID of MariaDB; there is one domain.
+func sequence(gtid string) (n int64) {
+	_, _ = fmt.Sscan(gtid[strings.LastIndexByte(gtid, '-')+1:], &n) // 0 for none
+	return n
+}
+
+// logHasBeenRead waits until a dispatcher has read what the server has logged now.
+func (w *world) logHasBeenRead(d *life) {
+	w.t.Helper()
+	end := w.executed()
+	testdb.WaitFor(w.t, "the log to be read", func() bool {
+		h := d.pipe.Health()
+		return h.Log != nil && w.contains(string(h.Log.Received), end)
+	})
+}
+
+// Fan-out waits for a lock longer than the server waits for a reader that does not
+// read. The server's thread stays, and so does the stream.
+func TestGuarantee_FanOutBlockedBeyondNetWriteTimeout(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		w.setGlobal("net_write_timeout", "3")
+		d := w.dispatch(options{Lease: 30 * time.Second, Grace: time.Hour, PollInterval: time.Hour}, steadyAndMoody(), hooks{})
+		w.streaming()
+		w.logBrings(d)
+		w.settle()
+		dump := w.dump()
+		unlock := w.lockDeliveries(true)
+		locked := time.Now()
+		w.emit(1, "order.placed", `{}`)
+		for range 10 { // more than the sockets hold
+			w.emit(8, "order.large", `{"filler": "`+filler(500_000)+`"}`)
+		}
+		testdb.WaitFor(t, "twice net_write_timeout", func() bool { return time.Since(locked) > 6*time.Second })
+		unlock()
+		w.settle()
+		if now := w.dump(); now != dump {
+			t.Errorf("the sender's thread was %d and is %d: the stream was cut", dump, now)
+		}
+		d.stop()
+		w.wrecked = append(w.wrecked, "fan-out blocked for 2 × net_write_timeout")
+		w.verdict()
+	})
+}
+
+// 41: the network swallows everything. The poller keeps deliveries flowing, and the
+// silence is noticed.
+func TestMySQL41_BlackHole(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		proxy, dsn := w.through()
+		d := w.dispatch(options{LogDSN: dsn, Grace: time.Hour, Binlog: binlogOptions{Heartbeat: 300 * time.Millisecond}}, steadyAndMoody(), hooks{})
+		w.streaming()
+		end := w.write(workload.Config{Writers: 4, Rate: 100})
+		w.letPass(50)
+		proxy.Blackhole()
+		w.wrecked = append(w.wrecked, "black hole")
+		w.letPass(50)
+		w.succeed(w.emit(1, "order.swallowed", `{}`)[0])
+		if d.counts.totals().Via["poll"] == 0 {
+			t.Error("the poller brought nothing")
+		}
+		proxy.Heal()
+		testdb.WaitFor(t, "the stream to come back", func() bool {
+			h := d.pipe.Health()
+			return h.Log != nil && h.Log.Mode == cdc.ModeStreaming && h.Log.Reconnects > 0
+		})
+		w.logBrings(d)
+		end()
+		w.settle()
+		d.stop()
+		w.verdict()
+	})
+}
+
+// 43: an operator kills the thread that sends the log.
+func TestMySQL43_SenderKilled(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		o := neverPoll
+		o.Binlog.BackoffMin = 10 * time.Millisecond
+		d := w.dispatch(o, steadyAndMoody(), hooks{})
+		w.streaming()
+		end := w.write(workload.Config{Writers: 4, Rate: 200})
+		for range 5 {
+			w.letPass(20)
+			testdb.WaitFor(t, "a sender to be killed", func() bool {
+				id := w.dump()
+				return id != 0 && w.db.exec(t.Context(), fmt.Sprintf("KILL CONNECTION %d", id)) == nil
+			})
+			w.wrecked = append(w.wrecked, "sender killed")
+		}
+		w.letPass(20)
+		end()
+		w.settle()
+		w.logBrings(d)
+		w.settle()
+		d.stop()
+		w.verdict()
+	})
+}
+
+// 46: two dispatchers, of two databases of one server, were given the same id. They end each
+// other's streams on MariaDB; neither hurries, one says why, and all is delivered.
+func TestMySQL46_TheSameServerIDTwice(t *testing.T) {
+	eachMySQL(t, func(t *testing.T, w *world) {
+		db := testdb.MySQL(t, w.mysql().kind)
+		other := newWorld(t, &mysql{kind: db.Kind(), server: db.Server(), name: db.Name(), pool: db.Pool()})
+		o := options{Binlog: binlogOptions{ServerID: 4242}}
+		begun := time.Now()
+		a, b := w.dispatch(o, steadyAndMoody(), hooks{}), other.dispatch(o, steadyAndMoody(), hooks{})
+		w.streaming()
+		endA, endB := w.write(workload.Config{Writers: 2, Rate: 50}), other.write(workload.Config{Writers: 2, Rate: 50})
+		said := regexp.MustCompile("same server|server id")
+		reconnects := func() (n int64) {
+			for _, d := range []*life{a, b} {
+				if h := d.pipe.Health(); h.Log != nil {
+					n += h.Log.Reconnects
+				}
+			}
+			return n
+		}
+		if w.mysql().kind.IsMariaDB() {
+			testdb.WaitFor(t, "one of them to be told why", func() bool {
+				return slices.ContainsFunc([]*life{a, b}, func(d *life) bool {
+					h := d.pipe.Health()
+					return h.Log != nil && said.MatchString(h.Log.Detail)
+				})
+			})
+			testdb.WaitFor(t, "a few rounds", func() bool { return reconnects() >= 6 })
+		}
+		w.letPass(50)
+		other.letPass(50)
+		endA()
+		endB()
+		// Pauses double up to a second, less a fifth.
+		if n, most := reconnects(), 2*(6+int64(time.Since(begun)/(800*time.Millisecond))); n > most {
+			t.Errorf("%d new connections, want at most %d", n, most)
+		}
+		for _, one := range []*world{w, other} {
+			one.settle()
+			one.wrecked = append(one.wrecked, "server id twice")
+		}
+		a.stop()
+		b.stop()
+		w.verdict()
+		other.verdict()
+	})
+}
