@@ -16,6 +16,8 @@ type Proxy struct {
 	listener net.Listener
 	bytes    atomic.Int64
 	accepted atomic.Int64
+	// cutIn is how many bytes pass until all is cut, counted while it is positive.
+	cutIn atomic.Int64
 
 	wg   sync.WaitGroup
 	done chan struct{} // closed by cleanup
@@ -73,6 +75,24 @@ func (p *Proxy) Cut() {
 	defer p.mu.Unlock()
 	for l := range p.links {
 		l.close()
+	}
+}
+
+// CutAfter cuts every connection once n more bytes have been passed on, to either end, and
+// not one byte more. A cut that has not come yet is replaced.
+func (p *Proxy) CutAfter(n int64) { p.cutIn.Store(n) }
+
+// allow says how many of n bytes may pass before a cut that is due.
+func (p *Proxy) allow(n int) (allowed int, cut bool) {
+	for {
+		left := p.cutIn.Load()
+		if left <= 0 {
+			return n, false
+		}
+		now := max(left-int64(n), 0)
+		if p.cutIn.CompareAndSwap(left, now) {
+			return n - max(n-int(left), 0), now == 0
+		}
 	}
 }
 
@@ -193,9 +213,14 @@ func (p *Proxy) pump(l *link, dst, src net.Conn) {
 			return
 		}
 		if n > 0 {
-			p.bytes.Add(int64(n)) // before the other end can answer
-			if _, werr := dst.Write(buf[:n]); werr != nil {
+			allowed, cut := p.allow(n)
+			p.bytes.Add(int64(allowed)) // before the other end can answer
+			if _, werr := dst.Write(buf[:allowed]); werr != nil {
 				err = werr
+			}
+			if cut {
+				p.Cut()
+				return
 			}
 		}
 		if err != nil {

@@ -37,6 +37,17 @@ func TestCutClosesOldConnectionsOnly(t *testing.T) {
 	exchange(t, dial(t, p), "b\n")
 }
 
+func TestCutAfterPassesThatManyBytes(t *testing.T) {
+	p, conn := dialed(t)
+	exchange(t, conn, "a\n")
+	p.CutAfter(6 + 3) // all of the question, and half of the answer
+	send(t, conn, "hello\n")
+	if got, _ := io.ReadAll(conn); string(got) != "hel" { // how it ends is the system's choice
+		t.Errorf("read %q before the cut, want %q", got, "hel")
+	}
+	exchange(t, dial(t, p), "the next one is whole\n")
+}
+
 func TestRefuseTurnsNewConnectionsAway(t *testing.T) {
 	p, conn := dialed(t)
 	exchange(t, conn, "a\n")

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
-	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
@@ -54,22 +53,27 @@ func TestMySQL1_KilledInsideALargeTransaction(t *testing.T) {
 	})
 }
 
-// 3: the connection is cut 100 times inside large transactions. Each time the transaction
-// comes again from its beginning.
+// 3: the connection is cut at random bytes, until large transactions have begun again 100
+// times because of it.
 func TestMySQL3_CutInsideALargeTransaction(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
 		w.subscribers = func(string) []string { return []string{"steady"} }
 		proxy, dsn := w.through()
 		o := neverPoll
-		o.LogDSN, o.Binlog = dsn, binlogOptions{MaxRecords: 10, BackoffMin: time.Millisecond}
+		o.LogDSN, o.Binlog = dsn, binlogOptions{MaxRecords: 20, BackoffMin: time.Millisecond}
+		const cuts, rows, length = 100, 100, 16_000
 		var again atomic.Int64
 		d := w.dispatch(o, steadyAndMoody()[:1], hooks{source: func(s cdc.Source) cdc.Source {
-			return &cutter{Source: s, proxy: proxy, rand: w.rng.IntN, again: &again, until: 100}
+			return &cutter{Source: s, again: &again, next: func() {
+				if again.Load() < cuts {
+					proxy.CutAfter(int64(20_000 + w.rng.IntN(rows*length*3/4)))
+				}
+			}}
 		}})
 		w.streaming()
-		payload := `{"filler": "` + filler(8000) + `"}`
-		for again.Load() < 100 {
-			w.emit(200, "order.large", payload)
+		payload := `{"filler": "` + filler(length) + `"}`
+		for again.Load() < cuts {
+			w.emit(rows, "order.large", payload)
 			w.settle()
 		}
 		d.stop()
@@ -82,14 +86,11 @@ func TestMySQL3_CutInsideALargeTransaction(t *testing.T) {
 	})
 }
 
-// cutter cuts the connection after random parts of transactions, and counts how often a
-// transaction began anew because of it.
+// cutter asks for the next cut when a transaction began, and began again.
 type cutter struct {
 	cdc.Source
-	proxy *faultproxy.Proxy
-	rand  func(int) int
 	again *atomic.Int64
-	until int64
+	next  func()
 }
 
 // Run implements cdc.Source.
@@ -109,17 +110,15 @@ func (c *cutter) Run(ctx context.Context, out chan<- cdc.Transaction) error {
 			if len(tx.Records) > 0 {
 				id = string(tx.Records[0].Values[0].Data) // the primary key
 			}
-			if id != "" && id == first {
-				c.again.Add(1)
-			}
 			switch {
 			case !tx.Partial:
 				first = ""
+			case id == first:
+				c.again.Add(1)
+				c.next()
 			case first == "":
 				first = id
-			}
-			if tx.Partial && c.again.Load() < c.until && c.rand(4) == 0 {
-				c.proxy.Cut()
+				c.next()
 			}
 			select {
 			case out <- tx:
@@ -201,7 +200,8 @@ func TestMySQL23_IdleTableBesideABusyNeighbour(t *testing.T) {
 			w.exec("INSERT INTO " + neighbour + " (note) VALUES ('x')")
 			w.exec("FLUSH BINARY LOGS")
 		}
-		end := w.executed()
+		end := w.executed() // has writes of our own, which the next one of the neighbour makes worth saving
+		w.exec("INSERT INTO " + neighbour + " (note) VALUES ('x')")
 		w.wrecked = append(w.wrecked, "rotations, a busy neighbour")
 		testdb.WaitFor(t, "the position to follow", func() bool { return w.contains(w.position(), end) })
 

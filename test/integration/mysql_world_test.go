@@ -25,6 +25,7 @@ func (w *world) mysql() *mysql { return w.db.(*mysql) }
 func onMySQL(t *testing.T, kind testdb.Kind, fn func(t *testing.T, w *world)) {
 	t.Helper()
 	t.Run(kind.String(), func(t *testing.T) {
+		t.Parallel()
 		db := testdb.MySQL(t, kind)
 		fn(t, newWorld(t, &mysql{kind: kind, server: db.Server(), name: db.Name(), pool: db.Pool()}))
 	})

@@ -1,0 +1,55 @@
+package integration
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+)
+
+// 44: a transaction of 200,000 rows, and rows of 8 MB, compressed where a session can, are read
+// while the program stays below 256 MB of resident memory. Most of the rows are for nobody, so that
+// what is measured is the way from the log to the table; those that are for somebody arrive.
+func TestMySQL44_MemoryBound(t *testing.T) {
+	const bound = 256 << 20
+	build := sync.OnceValue(func() string { return buildProgram(t) })
+	eachMySQL(t, func(t *testing.T, w *world) {
+		w.subscribers = func(eventType string) []string {
+			if eventType == "order.bulk" {
+				return nil
+			}
+			return []string{"reader"}
+		}
+		p := w.run(build(), `  - {name: reader, on: ["order.placed", "order.heavy"], concurrency: 4, logger: {level: debug}}`, ``)
+		w.streaming()
+		fanned := func(n int) {
+			w.progress("the rows to be read", `SELECT count(*) FROM eventlog.events WHERE NOT delivered AND event_type IS NOT NULL`, 0)
+			if got := w.number(`SELECT count(*) FROM eventlog.events`); got != int64(n) {
+				t.Fatalf("%d rows, want %d", got, n)
+			}
+		}
+		n := size(50_000, 200_000)
+		w.emit(n, "order.bulk", `{"filler": "`+filler(400)+`"}`)
+		fanned(n)
+		heavy := `{"filler": "` + filler(8<<20-100) + `"}`
+		s := w.session()
+		if !w.mysql().kind.IsMariaDB() {
+			s.exec("SET SESSION binlog_transaction_compression = ON")
+		}
+		for range 6 {
+			s.emit(1, "order.heavy", heavy)
+		}
+		w.emit(5, "order.placed", `{}`)
+		fanned(n + 11)
+		w.settle()
+		peak := peakMemory(t, p.cmd.Process.Pid)
+		p.stop()
+		if peak > bound {
+			t.Errorf("peak of resident memory = %d MB, want at most %d MB", peak>>20, bound>>20)
+		}
+		w.wrecked = append(w.wrecked, fmt.Sprintf("%d rows at once, rows of 8 MB, peak %d MB", n, peak>>20))
+		// The logger keeps no receipts: that SUCCEEDED is true is shown elsewhere.
+		w.verdict(func(r *ledger.Report) { r.Phantom = nil })
+	})
+}
