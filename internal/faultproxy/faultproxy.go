@@ -27,6 +27,7 @@ type Proxy struct {
 	refuse bool
 	hole   bool
 	delay  time.Duration
+	again  func() int64 // of CutAfter
 	// flowing is closed while bytes may pass and replaced by an open channel
 	// during a stall.
 	flowing chan struct{}
@@ -79,8 +80,24 @@ func (p *Proxy) Cut() {
 }
 
 // CutAfter cuts every connection once n more bytes have been passed on, to either end, and
-// not one byte more. A cut that has not come yet is replaced.
-func (p *Proxy) CutAfter(n int64) { p.cutIn.Store(n) }
+// not one byte more. A cut that has not come yet is replaced. Then again, when not nil, says
+// after how many bytes the next cut comes; 0 ends it.
+func (p *Proxy) CutAfter(n int64, again func() int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.again = again
+	p.cutIn.Store(n)
+}
+
+// cutAgain cuts now, and prepares the next cut.
+func (p *Proxy) cutAgain() {
+	p.Cut()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.again != nil {
+		p.cutIn.CompareAndSwap(0, p.again())
+	}
+}
 
 // allow says how many of n bytes may pass before a cut that is due.
 func (p *Proxy) allow(n int) (allowed int, cut bool) {
@@ -219,7 +236,7 @@ func (p *Proxy) pump(l *link, dst, src net.Conn) {
 				err = werr
 			}
 			if cut {
-				p.Cut()
+				p.cutAgain()
 				return
 			}
 		}

@@ -40,12 +40,16 @@ func TestCutClosesOldConnectionsOnly(t *testing.T) {
 func TestCutAfterPassesThatManyBytes(t *testing.T) {
 	p, conn := dialed(t)
 	exchange(t, conn, "a\n")
-	p.CutAfter(6 + 3) // all of the question, and half of the answer
+	p.CutAfter(6+3, func() int64 { return 2 * 22 }) // all of the question, and half of the answer
 	send(t, conn, "hello\n")
 	if got, _ := io.ReadAll(conn); string(got) != "hel" { // how it ends is the system's choice
 		t.Errorf("read %q before the cut, want %q", got, "hel")
 	}
-	exchange(t, dial(t, p), "the next one is whole\n")
+	conn = dial(t, p)
+	exchange(t, conn, "as long as is allowed\n")
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("the second cut did not come")
+	}
 }
 
 func TestRefuseTurnsNewConnectionsAway(t *testing.T) {

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"fmt"
-	"sync"
 	"testing"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
@@ -13,7 +12,7 @@ import (
 // what is measured is the way from the log to the table; those that are for somebody arrive.
 func TestMySQL44_MemoryBound(t *testing.T) {
 	const bound = 256 << 20
-	build := sync.OnceValue(func() string { return buildProgram(t) })
+	path := buildProgram(t)
 	eachMySQL(t, func(t *testing.T, w *world) {
 		w.subscribers = func(eventType string) []string {
 			if eventType == "order.bulk" {
@@ -21,7 +20,7 @@ func TestMySQL44_MemoryBound(t *testing.T) {
 			}
 			return []string{"reader"}
 		}
-		p := w.run(build(), `  - {name: reader, on: ["order.placed", "order.heavy"], concurrency: 4, logger: {level: debug}}`, ``)
+		p := w.run(path, `  - {name: reader, on: ["order.placed", "order.heavy"], concurrency: 4, logger: {level: debug}}`, ``)
 		w.streaming()
 		fanned := func(n int) {
 			w.progress("the rows to be read", `SELECT count(*) FROM eventlog.events WHERE NOT delivered AND event_type IS NOT NULL`, 0)

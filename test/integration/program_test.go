@@ -45,15 +45,19 @@ func (w *world) run(path, handlers, settings string) *program {
 	w.t.Helper()
 	o := w.fill(options{})
 	file := filepath.Join(w.t.TempDir(), o.Process+".yaml")
+	schemaName := "eventlog"
+	if m, ok := w.db.(*mysql); ok {
+		schemaName = m.name
+	}
 	text := fmt.Sprintf(`version: 1
 log: {level: warn, format: text}
 server: {listen: none}
 sources:
-  - {name: main, dsn: %q, poller: {interval: 1s}}
+  - {name: main, dsn: %q, schema: %s, poller: {interval: 1s}}
 handlers:
 %s
 %s
-`, w.db.dsn(), strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
+`, w.db.dsn(), schemaName, strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
