@@ -346,8 +346,7 @@ func TestMySQL25_SeenButNotVisible(t *testing.T) {
 func TestMySQL45_ServerRestartsAndFreezes(t *testing.T) {
 	settings := map[string]string{"innodb-flush-log-at-trx-commit": "0", "sync-binlog": "0"}
 	eachMySQLServer(t, settings, func(t *testing.T, w *world) {
-		// A clean shutdown of MySQL waits for a heartbeat to an idle reader.
-		o := options{Binlog: binlogOptions{Heartbeat: time.Second}}
+		o := options{Binlog: binlogOptions{Heartbeat: time.Second}} // so that a frozen server is noticed soon
 		d := w.dispatch(o, steadyAndMoody(), hooks{})
 		w.restart("while idle", func() {})
 		end := w.write(workload.Config{Writers: 4, Rate: 100, Faults: true})
