@@ -57,6 +57,6 @@ const (
 	ReasonRejected = "rejected"
 )
 
-// ErrAbsent, wrapped by what a store's Quarantine returns, says that the event has no row in its table, so that
+// ErrAbsent is wrapped by what a store's Quarantine returns and says that the event has no row in its table, so that
 // nothing but the log holds it.
 var ErrAbsent = errors.New("the event has no row in its table")

@@ -212,7 +212,7 @@ func TestFanOutHoldsTheLogForWhatIsNowhereElse(t *testing.T) {
 				t.Error("the position went with a statement before the event was dealt with")
 			}
 		}
-		if _, err := b.fanOut.viaLog.present(); err == nil || b.obs.count(CountSetAside) != 0 || b.book.lines("event=x-005") == 0 || b.book.lines("secret value") != 0 {
+		if _, err := b.viaLog.present(); err == nil || b.obs.count(CountSetAside) != 0 || b.book.lines("event=x-005") == 0 || b.book.lines("secret value") != 0 {
 			t.Errorf("trouble %v, log:\n%s", err, b.book)
 		}
 		select {
@@ -227,7 +227,7 @@ func TestFanOutHoldsTheLogForWhatIsNowhereElse(t *testing.T) {
 		if err := <-done; err != nil || b.store.deliveries() != 16 {
 			t.Errorf("%d deliveries, %v", b.store.deliveries(), err)
 		}
-		if _, err := b.fanOut.viaLog.present(); err != nil {
+		if _, err := b.viaLog.present(); err != nil {
 			t.Errorf("still in trouble: %v", err)
 		}
 	})

@@ -356,19 +356,19 @@ func quotedNames(fullType string) []string {
 
 // problems are what keeps the table's rows from being read from the log at all; hint
 // names the statement.
-func (d definition) problems(table Table) (reason string, err error, hint string) {
+func (d definition) problems(table Table) (reason, hint string, err error) {
 	for i := range d {
 		c := &d[i]
 		if c.compressed() {
-			return reasonTable, fmt.Errorf("column %q of %s is COMPRESSED, which cannot be read from the binlog", c.name, table),
-				fmt.Sprintf("ALTER TABLE %s MODIFY %s without COMPRESSED", quoteTable(table), quoteIdent(c.name))
+			return reasonTable, fmt.Sprintf("ALTER TABLE %s MODIFY %s without COMPRESSED", quoteTable(table), quoteIdent(c.name)),
+				fmt.Errorf("column %q of %s is COMPRESSED, which cannot be read from the binlog", c.name, table)
 		}
 		if !slices.Contains(readableCharsets[:], c.charset) {
-			return reasonCharset, fmt.Errorf("column %q of %s is in character set %s; the binlog has its text untranslated", c.name, table, c.charset),
-				fmt.Sprintf("ALTER TABLE %s CONVERT TO CHARACTER SET utf8mb4", quoteTable(table))
+			return reasonCharset, fmt.Sprintf("ALTER TABLE %s CONVERT TO CHARACTER SET utf8mb4", quoteTable(table)),
+				fmt.Errorf("column %q of %s is in character set %s; the binlog has its text untranslated", c.name, table, c.charset)
 		}
 	}
-	return "", nil, ""
+	return "", "", nil
 }
 
 // readableCharsets are those whose text is UTF-8, or bytes. The empty one stands for

@@ -160,7 +160,7 @@ func (c *Config) times() []error {
 	orDefault(&c.Heartbeat, 10*time.Second)
 	orDefault(&c.ReadTimeout, 3*c.Heartbeat)
 	if c.Heartbeat < leastHeartbeat || c.Heartbeat > mostHeartbeat {
-		problems = append(problems, fmt.Errorf("Heartbeat %s: want %s to %s", c.Heartbeat, leastHeartbeat, mostHeartbeat))
+		problems = append(problems, fmt.Errorf("heartbeat %s: want %s to %s", c.Heartbeat, leastHeartbeat, mostHeartbeat))
 	}
 	if c.ReadTimeout < 2*c.Heartbeat {
 		// A limit below the heartbeat takes every idle moment for a dead server (canal #951).

@@ -185,12 +185,6 @@ func noAck(r *reader) { r.noAck = true }
 // upTo makes the consumer stop for good after n rows.
 func upTo(n int) func(*reader) { return func(r *reader) { r.limit = n } }
 
-func (r *reader) setAck(on bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.noAck = !on
-}
-
 // distinct is how many different ids arrived.
 func (r *reader) distinct() int {
 	r.mu.Lock()

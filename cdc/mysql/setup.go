@@ -343,7 +343,7 @@ func checkTable(ctx context.Context, db *sql.DB, t Table, cfg *driver.Config) er
 		return permanent(reasonTable, fmt.Errorf("table %s does not exist, or %s may not read it", t, account(cfg)),
 			fmt.Sprintf("create the table, or GRANT SELECT ON %s TO %s", quoteTable(t), account(cfg)))
 	}
-	if reason, err, hint := d.problems(t); err != nil {
+	if reason, hint, err := d.problems(t); err != nil {
 		return permanent(reason, err, hint)
 	}
 	return nil

@@ -192,7 +192,7 @@ func TestConfigProblems(t *testing.T) {
 		"schema and a name":   func(c *Config) { c.Tables = []Table{{"", "x"}} },
 		"want a schema":       func(c *Config) { c.Own = []Table{{}} },
 		"two heartbeats":      func(c *Config) { c.ReadTimeout = c.Heartbeat + 1; c.Heartbeat = 1e9 },
-		"Heartbeat 1ms":       func(c *Config) { c.Heartbeat = 1e6 },
+		"heartbeat 1ms":       func(c *Config) { c.Heartbeat = 1e6 },
 		"want at most 10s":    func(c *Config) { c.CheckInterval = 1e11 },
 		"BackoffMax is below": func(c *Config) { c.BackoffMax = 1 },
 		"StopTimeout is out":  func(c *Config) { c.StopTimeout = -1 },

@@ -119,14 +119,14 @@ func TestLogOfOneServer(t *testing.T) {
 				from, _ := insertSome(1)
 				r.waitFor(1)
 				s.exec("SET GLOBAL server_id = 4711")
-				_, until := insertSome(1)
+				insertSome(1)
 				r.waitFor(2)
 				r.ends()
 				if got := string(cfg.Keeper.(*bank).kept()); strings.Count(got, "0-") != 1 || !strings.Contains(got, "-4711-") {
 					t.Errorf("position %s, want one entry of the new server", got)
 				}
 				again := streaming(t, cfg)
-				_, until = insertSome(1)
+				_, until := insertSome(1)
 				again.waitFor(1)
 				again.onceEach(until-1, until)
 				again.ends()

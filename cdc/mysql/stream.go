@@ -132,7 +132,7 @@ func (st *stream) failure(err error) error {
 	if st.log.silent() {
 		return errStalled
 	}
-	if number, _ := serverError(err); number == 0 && scrub(err) == errDecode {
+	if number, _ := serverError(err); number == 0 && errors.Is(scrub(err), errDecode) {
 		return &undecodable{st.asm.where()}
 	}
 	return err

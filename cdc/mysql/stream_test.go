@@ -19,7 +19,7 @@ import (
 // connection recovers from that, and so does this. Our code may not.
 func replay(t testing.TB, data []byte, mariaDB bool) (out []cdc.Transaction, end place, err error) {
 	parser := replication.NewBinlogParser()
-	at := place{}
+	var at place
 	if mariaDB {
 		parser.SetFlavor(gomysql.MariaDBFlavor)
 		at = parsed(t, "mariadb-gtid:")

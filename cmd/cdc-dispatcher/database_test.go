@@ -60,7 +60,7 @@ func encryption(ctx context.Context, s config.Source) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer pool.Close() //nolint:errcheck // nothing is left in it
+	defer pool.Close()
 	var name, cipher string
 	err = pool.QueryRowContext(ctx, "SHOW SESSION STATUS LIKE 'Ssl_cipher'").Scan(&name, &cipher)
 	return cipher != "", err

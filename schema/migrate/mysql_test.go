@@ -591,7 +591,7 @@ AND next_retry_at <= UTC_TIMESTAMP(6) ORDER BY next_retry_at LIMIT 5 FOR UPDATE 
 				}
 				seen[id] = true
 			}
-			if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+			if err := errors.Join(rows.Err(), rows.Close()); err != nil { //nolint:sqlclosecheck // a loop
 				t.Fatal(err)
 			}
 		}

@@ -72,12 +72,13 @@ func (b *statement) exactly(ref string, values ...string) *statement {
 }
 
 // begins adds the condition that a text begins with the prefix, to the byte.
-func (b *statement) begins(ref, prefix string) *statement {
+func (b *statement) begins(ref, prefix string) {
 	if prefix == "" {
-		return b.add(ref + " IS NOT NULL")
+		b.add(ref + " IS NOT NULL")
+		return
 	}
 	b.add(ref+" LIKE ? ESCAPE '|' AND ", strings.NewReplacer("|", "||", "%", "|%", "_", "|_").Replace(prefix)+"%")
-	return b.add("LEFT("+bytesOf("CONVERT("+ref+" USING utf8mb4)")+", ?) = "+bytesOf("?"), len(prefix), prefix)
+	b.add("LEFT("+bytesOf("CONVERT("+ref+" USING utf8mb4)")+", ?) = "+bytesOf("?"), len(prefix), prefix)
 }
 
 // eventIDs are the event ids that a text can mean: a UUID in any spelling, or a key.

@@ -119,7 +119,7 @@ const imageSQL = `? AS n, ? AS namespace, ? AS action_name, ? AS action_params, 
 
 func (b *fanBatch) imageArgs(n int, payload column) []any {
 	e := b.event(n)
-	var body any = rawOrNil(e.Payload)
+	body := rawOrNil(e.Payload)
 	if payload.kind == kindBytes && e.Payload != nil {
 		body = []byte(e.Payload)
 	}

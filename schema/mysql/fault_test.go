@@ -51,7 +51,7 @@ func (c *faultyConn) next(what string) error {
 		return nil
 	}
 	if errors.Is(c.f.err, mysqldriver.ErrInvalidConn) {
-		_ = c.Conn.Close()
+		_ = c.Close()
 	}
 	return c.f.err
 }
@@ -95,7 +95,7 @@ type faultyTx struct {
 
 func (tx *faultyTx) Commit() error {
 	if err := tx.c.next("COMMIT"); err != nil {
-		_ = tx.Tx.Rollback()
+		_ = tx.Rollback()
 		return err
 	}
 	return tx.Tx.Commit()

@@ -19,8 +19,6 @@ import (
 type handlerRow struct {
 	delivery.Handler
 	pause delivery.Pause
-	// live says that somebody has served it lately.
-	live bool
 }
 
 // lists reads the lists of a handler. Whether the column is a JSON document or a text does not matter.

@@ -67,7 +67,7 @@ func TestMySQLPasswordOfItsOwnAndServerID(t *testing.T) {
 	}
 	other := s
 	other.Name = "b"
-	if s.ServerID() != s.ServerID() || s.ServerID() == other.ServerID() || s.ServerID() < 1<<31 {
+	if again := s; again.ServerID() != s.ServerID() || s.ServerID() == other.ServerID() || s.ServerID() < 1<<31 {
 		t.Errorf("server ids %d and %d", s.ServerID(), other.ServerID())
 	}
 	s.MySQL.ServerID = 7

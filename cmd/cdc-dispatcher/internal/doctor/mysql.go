@@ -278,12 +278,18 @@ func (s *mySession) encryption(ctx context.Context) (Finding, error) {
 	if cipher != "" {
 		return Finding{Status: OK, Message: "the connection is encrypted", Value: cipher}, nil
 	}
-	host, _, err := net.SplitHostPort(s.cfg.Address)
-	if ip := net.ParseIP(host); err != nil || host == "localhost" || ip != nil && ip.IsLoopback() {
+	if staysHere(s.cfg.Address) {
 		return Finding{Status: OK, Message: "the connection is not encrypted, and does not leave this machine"}, nil
 	}
 	return Finding{Status: Warn, Message: "the connection is not encrypted: events and the password's proof cross the network as they are",
 		Hint: "set mysql: {tls: {mode: verify-full, ca: FILE}} in the configuration"}, nil
+}
+
+// staysHere says that an address is a socket's path, or of this machine.
+func staysHere(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	ip := net.ParseIP(host)
+	return err != nil || host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func (s *mySession) supported(context.Context) (Finding, error) {

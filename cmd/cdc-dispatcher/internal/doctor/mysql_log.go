@@ -269,8 +269,9 @@ func (s *mySession) status(ctx context.Context, statement string) (does, ignores
 const leastRetention = 24 * time.Hour
 
 func (s *mySession) retention(context.Context) (Finding, error) {
-	seconds, err := strconv.ParseFloat(s.vars["binlog_expire_logs_seconds"], 64)
-	if err != nil || seconds == 0 || time.Duration(seconds)*time.Second >= leastRetention {
+	// A server that does not have the variable keeps its log for ever, like one where it is 0.
+	seconds, _ := strconv.ParseFloat(s.vars["binlog_expire_logs_seconds"], 64)
+	if seconds == 0 || time.Duration(seconds)*time.Second >= leastRetention {
 		return Finding{Status: OK, Message: "the binlog is kept for a day or longer", Value: "binlog_expire_logs_seconds = " + s.vars["binlog_expire_logs_seconds"]}, nil
 	}
 	f := Finding{Status: Warn, Message: "the binlog is kept for less than a day: a longer stop of the dispatcher ends in a gap and a sweep of the table",
