@@ -234,10 +234,10 @@ func (s *steppedConn) Write(p []byte) (int, error) {
 		return s.Conn.Write(p)
 	case after:
 		if _, err := s.Conn.Write(p); err == nil {
-			_, _ = s.Conn.Read(make([]byte, 1)) // the server has carried it out
+			_, _ = s.Read(make([]byte, 1)) // the server has carried it out
 		}
 	}
-	_ = s.Conn.Close() // the point of it
+	_ = s.Close() // the point of it
 	return 0, errStep
 }
 

@@ -118,15 +118,6 @@ func (s *session) exec(statement string) {
 	}
 }
 
-// text reads one text.
-func (s *session) text(query string) (out string) {
-	s.w.t.Helper()
-	if err := s.conn.QueryRowContext(s.w.t.Context(), query).Scan(&out); err != nil {
-		s.w.t.Fatalf("%v\nin: %s", err, query)
-	}
-	return out
-}
-
 // insert writes n event rows with one statement that has no parameters.
 func (s *session) insert(n int, eventType, payload string) []ledger.Event {
 	s.w.t.Helper()
