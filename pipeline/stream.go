@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -55,11 +56,13 @@ type stream struct {
 
 // batch is what the triggers handle together.
 type batch struct {
-	work           []collection // parallel to stream.triggers
+	work           collections // parallel to stream.triggers
 	records, bytes int
 	// at is where the last complete transaction ends; its position is empty when there is none.
-	at  place
-	gap *cdc.Gap
+	at place
+	// gap ends the batch. Reading went on after it at resumed, which counts only once the gap is on record.
+	gap     *cdc.Gap
+	resumed cdc.Position
 	// sweeps counts transactions that ask for a look of the poller, by reason.
 	sweeps map[string]int
 	// unreadable says that the transaction after position has rows that cannot be
@@ -69,6 +72,13 @@ type batch struct {
 	calm chan struct{}
 	// newest is the latest commit time, seen the moment it arrived.
 	newest, seen time.Time
+}
+
+type collections []collection
+
+// busy says that one of them has something to handle.
+func (c collections) busy() bool {
+	return slices.ContainsFunc(c, func(w collection) bool { return w.len() > 0 })
 }
 
 // place is a position and the epoch that it belongs to.
@@ -178,7 +188,7 @@ func (s *stream) collect(ctx context.Context) {
 }
 
 func (s *stream) begin() *batch {
-	b := &batch{work: make([]collection, len(s.triggers))}
+	b := &batch{work: make(collections, len(s.triggers))}
 	for i, t := range s.triggers {
 		b.work[i] = t.begin()
 	}
@@ -209,7 +219,10 @@ func (s *stream) add(b *batch, tx cdc.Transaction) {
 			return // its position is not for us to take
 		}
 	}
-	if !tx.Partial && tx.Position != "" {
+	switch {
+	case tx.Gap != nil:
+		b.resumed = tx.Position
+	case !tx.Partial && tx.Position != "":
 		b.at = place{tx.Position, tx.Epoch}
 	}
 	if tx.Sweep != "" {
@@ -259,7 +272,13 @@ func (s *stream) finish(run, work context.Context, b *batch) bool {
 			continue
 		}
 		name, _ := s.triggers[i].label()
-		ok := s.persist(run, s.troubles[i], func() error { return w.handle(run, work, b.at) },
+		end := b.at
+		if b.work[i+1:].busy() {
+			// A store that keeps positions would keep this one before those are done. The source keeps
+			// it once it is acknowledged.
+			end = place{}
+		}
+		ok := s.persist(run, s.troubles[i], func() error { return w.handle(run, work, end) },
 			func() { s.obs.Count(CountTriggerRetry, name, 1) })
 		if !ok {
 			return false
@@ -268,9 +287,11 @@ func (s *stream) finish(run, work context.Context, b *batch) bool {
 	if b.gap != nil && !s.recordGap(run, work, *b.gap) {
 		return false
 	}
-	// Only now is everything up to here durable.
-	if b.at.position != "" {
-		s.source.Ack(b.at.position)
+	// Only now is everything up to here durable. A gap may have the position of what came before it.
+	for _, position := range []cdc.Position{b.at.position, b.resumed} {
+		if position != "" {
+			s.source.Ack(position)
+		}
 	}
 	s.askForSweep(b.sweeps)
 	if b.gap != nil {

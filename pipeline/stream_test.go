@@ -274,6 +274,29 @@ func TestStreamConfirmsTransactionsWithoutRecords(t *testing.T) {
 	})
 }
 
+// A store that keeps the position with the deliveries keeps none for which another trigger
+// has still to be called: a crash would lose its records.
+func TestPositionWaitsForAllTriggers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		b := newStreamBench(t, FanOutConfig{}, Trigger{Name: "slow", Table: "eventlog.events", When: "record.id == '2'",
+			OnRecordCreated: func(context.Context, []RecordCreated) error { <-hold; return nil }})
+		b.launch(t)
+		b.s.in <- tx("0/1", "1")
+		synctest.Wait()
+		b.s.in <- tx("0/2", "2")
+		synctest.Wait()
+		if n := len(b.store.batches); n != 2 || b.store.batches[0].Position != "0/1" || b.store.batches[1].Position != "" {
+			t.Errorf("batches %+v", b.store.batches)
+		}
+		close(hold)
+		synctest.Wait()
+		if diff := cmp.Diff([]cdc.Position{"0/1", "0/2"}, b.source.acked()); diff != "" {
+			t.Errorf("acks (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // The position waits for every trigger; a trigger that has succeeded is not
 // called again, and one that fails gets the same records.
 func TestTriggerFailureRetriesOnlyThatTrigger(t *testing.T) {
@@ -373,8 +396,12 @@ func TestGapIsRecordedThenAcknowledgedThenSwept(t *testing.T) {
 		}
 		elapse(2 * time.Minute)
 		synctest.Wait()
-		if diff := cmp.Diff([]cdc.Position{"0/9", "0/10"}, b.source.acked()); diff != "" || b.gaps.Load() != 1 {
+		if diff := cmp.Diff([]cdc.Position{"0/1", "0/9", "0/10"}, b.source.acked()); diff != "" || b.gaps.Load() != 1 {
 			t.Errorf("acks (-want +got):\n%s; %d sweeps", diff, b.gaps.Load())
+		}
+		// A store that keeps positions keeps none beyond a gap before that is on record.
+		if got := b.store.batches[0].Position; got != "0/1" {
+			t.Errorf("the fan-out before the gap kept position %s", got)
 		}
 		if b.book.lines("reason=slot_lost") != 1 || b.obs.count(CountGap) != 1 {
 			t.Errorf("not logged once:\n%s", b.book)

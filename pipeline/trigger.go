@@ -27,7 +27,7 @@ type collection interface {
 	// add takes a committed record. It does no I/O.
 	add(RecordCreated)
 	// handle returns nil once the records are durable or dealt with. After an error
-	// it is called again. position is what the batch completes, empty inside a transaction.
+	// it is called again. end is what is complete once these records are, empty when that is nothing yet.
 	handle(run, work context.Context, end place) error
 	// len is the number of records that handle will look at.
 	len() int

@@ -25,6 +25,7 @@ type assembler struct {
 	epoch  uint64
 	tables map[Table]struct{}
 	own    map[Table]struct{}
+	fold   bool // capitals in the names of tables do not count
 	lookUp func(Table) (definition, error)
 	emit   func(cdc.Transaction) error
 	// warn tells an operator, once, what makes rows take the long way.
@@ -181,7 +182,7 @@ func (a *assembler) event(e logEvent) error {
 	case *replication.XIDEvent:
 		return a.finish(e.Header, true)
 	case *replication.TableMapEvent:
-		if _, ours := a.tables[tableOf(ev)]; ours {
+		if _, ours := find(a.tables, tableOf(ev), a.fold); ours {
 			a.group.mapped = true
 		}
 	case *replication.RowsEvent:
@@ -273,8 +274,7 @@ func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
 	if ev.Flags&replication.RowsEventStmtEndFlag != 0 {
 		defer func() { a.group.mapped = false }()
 	}
-	table := tableOf(ev.Table)
-	_, registered := a.tables[table]
+	table, registered := find(a.tables, tableOf(ev.Table), a.fold)
 	switch {
 	case registered && isInsert(e.Header.EventType):
 	case registered, a.isOwn(table):
@@ -288,7 +288,13 @@ func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
 		return nil
 	}
 	g.ours = true
-	if !g.open || g.prepared || g.dropped {
+	if !g.open {
+		// Nobody knows whose they are, or whether they stay.
+		delete(e.rows, ev)
+		a.damage(gapDecode, fmt.Sprintf("rows of %s came outside of a transaction", table))
+		return nil
+	}
+	if g.prepared || g.dropped {
 		delete(e.rows, ev)
 		return nil
 	}
@@ -375,40 +381,47 @@ func (a *assembler) damage(reason, sentence string) {
 
 // finish ends the open group.
 func (a *assembler) finish(h *replication.EventHeader, committed bool) error {
-	g := a.group
-	if !g.open {
+	if !a.group.open {
 		a.counts.unknown++ // the rest of something that began before the stream
-		return nil
+		return a.drop()
 	}
-	a.group = group{}
-	a.advance(g.id, h)
 	if !committed {
-		if g.inParts {
-			a.counts.undone++
-			a.warn("undone", Table{}, "a transaction was rolled back in the log after a part of it had been handed over")
-		}
-		g.records, g.sweep, g.gap, g.inParts = nil, "", "", false
+		a.undo()
 	}
-	if g.others || !g.ownWrites && !g.ours {
-		a.counts.moved = true
-	}
+	g := a.group
 	tx := cdc.Transaction{Records: g.records, CommitTime: g.commit, Epoch: a.epoch, Sweep: g.sweep}
 	some := len(g.records) > 0 || g.inParts || g.sweep != ""
-	if g.gap == "" {
-		if !some {
-			return nil
-		}
-		tx.Position = a.position()
-		return a.emit(tx)
-	}
-	if some {
-		// Without its position: nothing may be saved past the gap before that is recorded.
+	if g.gap != "" && some {
+		// Without its position, and before the end moves past it: nothing may be saved beyond
+		// the gap before that is recorded.
 		tx.Partial = true
 		if err := a.emit(tx); err != nil {
 			return err
 		}
 	}
-	return a.announce(g)
+	a.group = group{}
+	a.advance(g.id, h)
+	if g.others || !g.ownWrites && !g.ours {
+		a.counts.moved = true
+	}
+	switch {
+	case g.gap != "":
+		return a.announce(g)
+	case !some:
+		return nil
+	}
+	tx.Position = a.position()
+	return a.emit(tx)
+}
+
+// undo forgets what the open group did.
+func (a *assembler) undo() {
+	g := &a.group
+	if g.inParts {
+		a.counts.undone++
+		a.warn("undone", Table{}, "a transaction was rolled back in the log after a part of it had been handed over")
+	}
+	g.records, g.bytes, g.sweep, g.gap, g.inParts = nil, 0, "", "", false
 }
 
 // advance moves the end past a group.
@@ -451,10 +464,10 @@ func (a *assembler) layout(table Table, m *replication.TableMapEvent) (*layout, 
 }
 
 func (a *assembler) isOwn(t Table) bool {
-	if _, ok := a.own[t]; ok {
+	if _, ok := find(a.own, t, a.fold); ok {
 		return true
 	}
-	_, ok := a.own[Table{Schema: t.Schema}]
+	_, ok := find(a.own, Table{Schema: t.Schema}, a.fold)
 	return ok
 }
 

@@ -254,6 +254,7 @@ func TestAssembleScripts(t *testing.T) {
 		"statement, quoted":  {"", "gtid 6\nq BEGIN\nq /* a */ REPLACE LOW_PRIORITY INTO `app`.`events` VALUES (1)\nxid", "[] sweep statement @:1-6"},
 		"incomplete image":   {"", "gtid 6\nq BEGIN\nrows events 1\nrows events@part 2\nxid", "[1] sweep row_image @:1-6"},
 		"incident":           {"", "gtid 6\nincident\ngtid 7\nq BEGIN\nrows events 1\nxid", "[] gap incident @:1-6\n[1] @:1-7"},
+		"outside":            {"", "rows events 1\nrows events 2\nxid\ngtid 7\nq BEGIN\nrows events 3\nxid", "[] gap decode @:1-5\n[3] @:1-5:7"},
 		"incident, bare":     {"", "incident", "[] gap incident @:1-5"},
 		"incident, inside":   {"", "gtid 6\nq BEGIN\nrows events 1\nincident\nxid", "[1] partial\n[] gap incident @:1-6"},
 		"fragments":          {"", "gtid 6\nq BEGIN\nrows events 1\nxid\ngtid 7\nq BEGIN\nevent 172\nxid", "[1] @:1-6"},
@@ -320,6 +321,22 @@ func TestUndecodableRow(t *testing.T) {
 	again.run(lines)
 	if got := strings.Join(again.out, "\n"); got != "[1 3] partial\n[] gap decode @:1-6" || again.ended != nil {
 		t.Errorf("%q, %v", got, again.ended)
+	}
+}
+
+// While rows are handed over whose transaction ends with a gap, and when that fails, the
+// end of what was read is still before them: it may be saved at any time.
+func TestEndStaysBeforeRowsThatAreBeingHandedOver(t *testing.T) {
+	s := newScript(t, startGTID(t))
+	s.a.emit = func(cdc.Transaction) error {
+		if s.a.position() != startGTID(t).position() || !s.a.group.open {
+			t.Errorf("at %s, open %v", s.a.position(), s.a.group.open)
+		}
+		return errTenure
+	}
+	s.run("gtid 6\nq BEGIN\nrows events 1\nrows other 1\nincident\nxid")
+	if !errors.Is(s.ended, errTenure) || s.a.position() != startGTID(t).position() {
+		t.Errorf("%v, at %s", s.ended, s.a.position())
 	}
 }
 

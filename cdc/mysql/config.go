@@ -58,7 +58,7 @@ type Config struct {
 	// heartbeats, default three.
 	ReadTimeout time.Duration
 	// SaveInterval is how often the position is saved because of transactions that held
-	// nothing for the consumer. Default 10 s.
+	// nothing for the consumer, or of acknowledgements. Default 10 s.
 	SaveInterval time.Duration
 	// CheckInterval is how often the reader makes sure that it still is the reader: at most
 	// 10 s, because keepers end a tenure that is not heard of. Default 2 s.

@@ -86,7 +86,7 @@ func (s *Source) newLog(cfg *driver.Config, f facts) *logConn {
 		events: make(chan logEvent),
 		failed: make(chan error, 1),
 		done:   make(chan struct{}),
-		filter: rowsFilter{tables: tableSet(s.cfg.Tables)},
+		filter: rowsFilter{tables: tableSet(s.cfg.Tables), fold: f.fold},
 		dialer: &cutDialer{lastByte: &s.status.lastByte, timeout: s.cfg.ConnectTimeout},
 	}
 	host, port := cfg.Addr, 0
@@ -189,7 +189,8 @@ type cutDialer struct {
 
 	mu     sync.Mutex
 	closed bool
-	conn   net.Conn // the socket itself
+	giveUp context.CancelFunc // ends the dialing
+	conn   net.Conn           // the socket itself
 }
 
 func (d *cutDialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -197,6 +198,7 @@ func (d *cutDialer) dial(ctx context.Context, network, addr string) (net.Conn, e
 	defer cancel()
 	d.mu.Lock()
 	closed := d.closed
+	d.giveUp = cancel
 	d.mu.Unlock()
 	if closed {
 		return nil, errCut
@@ -223,6 +225,9 @@ func (d *cutDialer) cut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closed = true
+	if d.giveUp != nil {
+		d.giveUp()
+	}
 	if d.conn != nil {
 		_ = d.conn.SetDeadline(longAgo) // fails only on a closed socket
 	}

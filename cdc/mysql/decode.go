@@ -46,6 +46,7 @@ func (e logEvent) decode(rows *replication.RowsEvent) error {
 // what makes a busy neighbour cheap, and columns that nobody can decode harmless.
 type rowsFilter struct {
 	tables map[Table]struct{}
+	fold   bool
 	kept   map[*replication.RowsEvent]rawRows
 }
 
@@ -54,7 +55,7 @@ func (f *rowsFilter) filter(e *replication.RowsEvent, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if _, ours := f.tables[tableOf(e.Table)]; ours && at <= len(data) {
+	if _, ours := find(f.tables, tableOf(e.Table), f.fold); ours && at <= len(data) {
 		if f.kept == nil {
 			f.kept = map[*replication.RowsEvent]rawRows{}
 		}
@@ -68,6 +69,19 @@ func (f *rowsFilter) take() map[*replication.RowsEvent]rawRows {
 	kept := f.kept
 	f.kept = nil
 	return kept
+}
+
+// find returns the name that a table has in a set. fold: capitals do not count.
+func find(set map[Table]struct{}, t Table, fold bool) (Table, bool) {
+	if _, ok := set[t]; ok || !fold {
+		return t, ok
+	}
+	for known := range set {
+		if strings.EqualFold(known.Schema, t.Schema) && strings.EqualFold(known.Name, t.Name) {
+			return known, true
+		}
+	}
+	return t, false
 }
 
 func tableOf(m *replication.TableMapEvent) Table {

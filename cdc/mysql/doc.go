@@ -30,7 +30,8 @@
 //
 // A [Keeper] makes sure that one process reads at a time, and keeps the position in the
 // source's database. A store writes acknowledged positions itself, in the transaction of the
-// deliveries; the reader saves only what moved beside them, on a timer, and when it stops.
+// deliveries; the reader saves what moved beside them, and what was acknowledged without any,
+// on a timer, and when it stops.
 //
 // # Ownership
 //

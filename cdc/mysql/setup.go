@@ -25,7 +25,9 @@ type facts struct {
 	tls      bool // the SQL connection is encrypted
 	vars     map[string]string
 	mode     mode
-	current  place // the end of the log
+	// fold: the server does not tell capitals in names of tables apart, and may log others than are configured.
+	fold    bool
+	current place // the end of the log
 	// floor: everything before it is no longer in the log. Known where floorKnown.
 	floor      place
 	floorKnown bool
@@ -42,7 +44,7 @@ var settings = [...]string{
 	"log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata", "gtid_mode",
 	"server_uuid", "server_uid", "server_id", "hostname", "port",
 	"binlog_expire_logs_seconds", "expire_logs_days", "sync_binlog", "max_allowed_packet",
-	"binlog_do_db", "binlog_ignore_db", "read_only", "log_replica_updates", "log_slave_updates",
+	"binlog_do_db", "binlog_ignore_db", "read_only", "log_replica_updates", "log_slave_updates", "lower_case_table_names",
 }
 
 // probe asks the server about itself with plain statements that every version has.
@@ -134,6 +136,7 @@ func (f *facts) judge() error {
 }
 
 func (f *facts) judgeMode() {
+	f.fold = f.vars["lower_case_table_names"] != "" && f.vars["lower_case_table_names"] != "0"
 	switch {
 	case f.mariaDB:
 		f.mode = modeMariaDB

@@ -103,10 +103,21 @@ func (s *Source) handedOver(at cdc.Position) {
 	s.confirm.handOver(at)
 }
 
-func (s *Source) settled(open bool) bool {
+// worthSaving is the position to save now, and empty when there is no reason to save any. Reasons are that
+// the log moved beside what was handed over, and that something was acknowledged: a store keeps positions with
+// the deliveries that it makes, but not those of a gap, or of rows that made none.
+func (s *Source) worthSaving(a *assembler) (at cdc.Position, settled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.confirm.settled(open)
+	settled = s.confirm.settled(a.group.open)
+	if !s.confirm.acked && !(settled && a.counts.moved) {
+		return "", settled
+	}
+	s.confirm.acked = false
+	if at = s.confirm.answer(a.group.open, a.position); at == s.saved {
+		at = ""
+	}
+	return at, settled
 }
 
 func (s *Source) answer(open bool, end func() cdc.Position) cdc.Position {
@@ -343,7 +354,7 @@ func (s *Source) save(ctx context.Context, tenure Tenure, at cdc.Position, ident
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.saved, s.confirm.acked = at, false
+	s.saved = at
 	return nil
 }
 

@@ -56,9 +56,11 @@ func TestLogOfOneServer(t *testing.T) {
 			insertSome(5) // after the purge, before the start: the sweep's as well
 			r := streaming(t, cfg)
 			r.waitGap(gapPurged)
-			if gap := r.transactions()[0].Gap; gap == nil || gap.From != kept || gap.To == "" || gap.To == kept {
-				t.Errorf("gap %+v, want one from %s", gap, kept)
+			gap := r.transactions()[0].Gap
+			if gap == nil || gap.From != kept || gap.To == "" || gap.To == kept {
+				t.Fatalf("gap %+v, want one from %s", gap, kept)
 			}
+			r.wait("the place after it to be saved although nothing follows", func() bool { return r.bank.kept() == gap.To })
 			from, until := insertSome(3)
 			r.waitFor(3)
 			r.onceEach(from, until)
@@ -86,13 +88,14 @@ func TestLogOfOneServer(t *testing.T) {
 			quiet := newSession(t, s.pool)
 			quiet.exec("SET sql_log_bin = 0", "CREATE TABLE app.deliveries (id int PRIMARY KEY)", "SET sql_log_bin = 1")
 			r := streaming(t, cfg)
+			insertSome(1)
+			r.waitFor(1)
+			r.wait("what was acknowledged to be saved", func() bool { return r.bank.kept() == r.transactions()[0].Position })
 			saves := r.bank.countSaves()
 			for i := range 20 {
 				s.exec(fmt.Sprintf("INSERT INTO app.deliveries VALUES (%d)", i), "UPDATE app.events SET payload = concat(payload, 'x')")
 			}
-			from, until := insertSome(1)
-			r.waitFor(1)
-			r.onceEach(from, until)
+			testdb.WaitFor(t, "all of it to be read", func() bool { return r.src.Status().Received == r.src.Status().ServerEnd })
 			if now := r.bank.countSaves(); now != saves {
 				t.Errorf("our own writes made %d saves", now-saves)
 			}

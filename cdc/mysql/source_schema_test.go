@@ -232,3 +232,21 @@ func refused(t *testing.T, cfg Config, reason, hint string) {
 		t.Errorf("error %v lacks the hint %q", err, hint)
 	}
 }
+
+// A server that does not tell capitals apart logs small letters, whatever the configuration has.
+func TestNamesOnAServerWithoutCapitals(t *testing.T) {
+	t.Parallel()
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
+		s := newServer(t, kind, map[string]string{"lower_case_table_names": "1"})
+		s.setUp()
+		cfg := s.config()
+		cfg.Tables = []Table{{"App", "Events"}}
+		r := streaming(t, cfg)
+		s.insert(1, 3)
+		r.waitFor(2)
+		if name := r.record("1").Relation.Name(); name != "App.Events" || r.src.Status().ForeignRows != 0 {
+			t.Errorf("relation %s, %d foreign rows", name, r.src.Status().ForeignRows)
+		}
+	})
+}

@@ -49,6 +49,7 @@ func newStream(s *Source, cfg *driver.Config, side *sql.DB, f facts, tenure Tenu
 func (st *stream) open(ctx context.Context, start place, gap *cdc.Gap) error {
 	st.start, st.gap = start, gap
 	st.asm = newAssembler(st.s.cfg, start.clone(), st.tenure.Epoch())
+	st.asm.fold = st.facts.fold
 	st.asm.emit = st.handOver
 	st.asm.warn = st.s.warnOnce
 	st.asm.forgive = st.s.memory.undecodable
@@ -226,11 +227,14 @@ func (st *stream) tick(ctx context.Context) error {
 	st.nextSave = now.Add(st.s.cfg.SaveInterval)
 	// Our own writes come back through the log. If they moved the position, saving it would
 	// be a reason to save it again.
-	if !st.asm.counts.moved || !st.s.settled(st.asm.group.open) {
+	at, settled := st.s.worthSaving(st.asm)
+	if settled {
+		st.asm.counts.moved = false
+	}
+	if at == "" {
 		return nil
 	}
-	st.asm.counts.moved = false
-	return st.s.save(ctx, st.tenure, st.asm.position(), st.facts.identity)
+	return st.s.save(ctx, st.tenure, at, st.facts.identity)
 }
 
 // learn keeps what the next connection needs to know about this one.
