@@ -95,8 +95,8 @@ func (p *poller) pass(run, work context.Context, v view, sweeping bool) (done pa
 // complete notes that a pass got to the end.
 func (p *poller) complete(work context.Context, done *passed, last delivery.Found, begun time.Time, lost int, sweeping bool) error {
 	done.covers = true
-	if !last.Traceless {
-		return nil // a look back has no bounds
+	if !last.Traceless || p.nobodyListens() {
+		return nil // a look back has no bounds, or nothing was looked for
 	}
 	if !p.aside.passed(begun) || p.aside.refusals() != lost || last.LeftOut {
 		done.covers = false

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 )
 
@@ -105,6 +106,20 @@ func TestPollerKeepsTheTimeOfTheLastCompletePass(t *testing.T) {
 		}
 		if n := b.store.noted("looked"); n > 14 {
 			t.Errorf("written %d times in 10 minutes", n)
+		}
+	})
+}
+
+// A process without handlers looks for nothing, and says nothing about what there is.
+func TestPollerWithoutHandlersCoversNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTraceless(t, PollerConfig{})
+		b.p.types = delivery.Match{}
+		b.insert("e", "x", 5)
+		b.launch(t)
+		elapse(5 * time.Minute)
+		if n := b.store.noted("looked"); n != 0 || b.store.closed != 1 {
+			t.Errorf("kept %d times; gaps closed %d times", n, b.store.closed)
 		}
 	})
 }
