@@ -144,7 +144,10 @@ func ways() []way {
 			pool: func(cfg *driver.Config) {
 				cfg.InterpolateParams, cfg.ParseTime, cfg.ClientFoundRows = false, true, true
 				cfg.Loc = time.FixedZone("east", 5*3600)
-				cfg.Params = map[string]string{"time_zone": "'+05:00'", "sql_mode": "''", "transaction_isolation": "'SERIALIZABLE'"}
+				cfg.Params = map[string]string{
+					"time_zone": "'+05:00'", "sql_mode": "''", "transaction_isolation": "'SERIALIZABLE'",
+					"autocommit": "0", "sql_select_limit": "1", "sql_safe_updates": "1",
+				}
 			},
 		},
 		{

@@ -31,6 +31,9 @@ const (
 	numBadView         = 1356
 	numNoPartition     = 1526
 	numTableChanged    = 1412
+	numReadOnlyOption  = 1290
+	numReadOnlyTx      = 1792
+	numReadOnly        = 1836
 	numReprepare       = 1615
 	numSignal          = 1644
 	numRolledBack      = 3101 // Group Replication
@@ -60,6 +63,10 @@ func (s *Store) Rejected(err error) bool { return rejected(err) }
 var errCollision = errors.New("a delivery was not inserted although there is none for its event and handler: another unique key " +
 	"of event_notifications, or a handler whose name differs from another's only by what the database does not count, such as a blank at its end")
 
+// errVanished says that a row that was read without a lock was deleted before its deliveries were inserted. The transaction
+// is run again, and finds that.
+var errVanished = errors.New("an event's row was deleted while it was fanned out")
+
 // errInvalidText is about a value that some servers would change in silence.
 var errInvalidText = errors.New("a text of the event is not valid UTF-8")
 
@@ -83,8 +90,11 @@ func rejected(err error) bool {
 
 // passing says whether the transaction may succeed when it is run again at once.
 func passing(err error) bool {
-	return is(err, numDeadlock, numLockWait, numCheckRead, numRolledBack, numWSRepNotReady, numReprepare, numTableChanged)
+	return errors.Is(err, errVanished) || is(err, numDeadlock, numLockWait, numCheckRead, numRolledBack, numWSRepNotReady, numReprepare, numTableChanged)
 }
+
+// readOnly says that the server takes no writes: it is not the primary, or not any more.
+func readOnly(err error) bool { return is(err, numReadOnlyOption, numReadOnlyTx, numReadOnly) }
 
 // locked says that somebody else holds a lock that the statement did not wait for any longer.
 func locked(err error) bool { return is(err, numLockWait, numLockedNowait) }
@@ -184,4 +194,21 @@ func errorCode(err error) string {
 		return "invalid_text"
 	}
 	return ""
+}
+
+// codedError is an error of the server with its number as a code. The server's message quotes values of the row, so
+// the code is what may be logged.
+type codedError struct{ error }
+
+// Code implements [github.com/cdc-dispatcher/cdc-dispatcher/event.Coded].
+func (e codedError) Code() string { return errorCode(e.error) }
+
+func (e codedError) Unwrap() error { return e.error }
+
+// coded gives err a code, if it has a number or is one of ours.
+func coded(err error) error {
+	if errorCode(err) == "" {
+		return err
+	}
+	return codedError{err}
 }

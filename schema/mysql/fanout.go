@@ -43,7 +43,7 @@ func (s *Store) FanOut(ctx context.Context, batch delivery.FanOut) (delivery.Fan
 	if err == nil {
 		return f.result, nil
 	}
-	err = fmt.Errorf("fan out %d events: %w", len(f.b.order), err)
+	err = coded(fmt.Errorf("fan out %d events: %w", len(f.b.order), err))
 	if rejected(err) {
 		err = errors.Join(err, s.unlease(ctx, f.b, f.result.Created))
 	}

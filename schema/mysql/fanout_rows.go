@@ -3,6 +3,7 @@ package mysql
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -135,7 +136,7 @@ func (t *eventTable) havingKeys(b *statement, keys []string) *statement {
 // readBack finds out which deliveries are new and which of them are leased, and which marks did not hold.
 func (f *fanning) readBack(ctx context.Context, q querier, t *eventTable, o *ourTables, p *passed, fresh []int, goals []goal, how lockMode) error {
 	if err := f.inserted(ctx, q, o, p, goals); err != nil {
-		return err
+		return f.vanished(ctx, q, t, fresh, err)
 	}
 	if how == lockNone {
 		// What is to be left alone counts as made from the log's image, whichever it was.
@@ -154,6 +155,21 @@ func (f *fanning) readBack(ctx context.Context, q querier, t *eventTable, o *our
 	undone, err := f.stillPending(ctx, q, t, fresh)
 	p.fresh, p.unmarked = without(fresh, undone), undone
 	return err
+}
+
+// vanished tells deliveries that were not inserted because their event's row, which nobody had locked, was deleted after it
+// was read from those that the database did not take.
+func (f *fanning) vanished(ctx context.Context, q querier, t *eventTable, events []int, cause error) error {
+	if !errors.Is(cause, errCollision) {
+		return cause
+	}
+	switch rows, err := f.rows(ctx, q, t, events, ""); {
+	case err != nil:
+		return err
+	case len(rows) < len(events):
+		return errVanished
+	}
+	return cause
 }
 
 // stillPending lists events whose mark did not hold, because a trigger undoes it. It counts first,

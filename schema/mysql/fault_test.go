@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
@@ -24,6 +25,10 @@ type faults struct {
 	at    atomic.Int64
 	count atomic.Int64
 	err   error
+	// before runs before each statement, and is told its first word.
+	before func(word string)
+	// connects counts the connections.
+	connects atomic.Int64
 	// seen are the statements, by their first word.
 	mu   sync.Mutex
 	seen []string
@@ -35,6 +40,7 @@ type faultyConn struct {
 }
 
 func (f *faults) Connect(ctx context.Context) (driver.Conn, error) {
+	f.connects.Add(1)
 	c, err := f.Connector.Connect(ctx)
 	if err != nil {
 		return nil, err
@@ -43,9 +49,12 @@ func (f *faults) Connect(ctx context.Context) (driver.Conn, error) {
 }
 
 func (c *faultyConn) next(what string) error {
+	word, _, _ := strings.Cut(what, " ")
+	if c.f.before != nil {
+		c.f.before(word)
+	}
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
-	word, _, _ := strings.Cut(what, " ")
 	c.f.seen = append(c.f.seen, word)
 	if n := c.f.count.Add(1); n != c.f.at.Load() {
 		return nil
@@ -232,6 +241,109 @@ func handlingMayFail(t *testing.T, w world, s *Store, f *faults, conflicts []uin
 			return
 		}
 	}
+}
+
+// TestARowThatIsDeletedWhileItIsFannedOut: where rows are read without a lock, one may be deleted between the look at it
+// and the insert of its deliveries. It is no row that the database refuses: the log's image stands in.
+func TestARowThatIsDeletedWhileItIsFannedOut(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		for _, tc := range []struct {
+			name, table string
+			layout      layout
+			imageOnly   bool
+			fromLog     bool
+		}{
+			{"without a mark", "outboxevent", layouts()[2], false, true},
+			{"found by the poller", "outboxevent", layouts()[2], false, false},
+			{"locked by somebody", "events", layouts()[0], true, true},
+		} {
+			w := newWorld(t, kind, tc.layout, Config{})
+			s, f := newFaulty(t, w)
+			events := someEvents(2)
+			w.InsertEvents(t, events...)
+			deleted := false
+			f.before = func(word string) {
+				if word == "INSERT" && !deleted {
+					deleted = true
+					w.exec(t, "DELETE FROM "+tc.table+" WHERE id = ?", events[0].ID)
+				}
+			}
+			batch := delivery.FanOut{Source: "src", Lease: someLease()}
+			for _, e := range events {
+				fan := someFan(e, "billing", "mail")
+				fan.FromLog, fan.ImageOnly = tc.fromLog, tc.imageOnly
+				batch.Fans = append(batch.Fans, fan)
+			}
+			result, err := s.FanOut(t.Context(), batch)
+			want := 4
+			if !tc.fromLog {
+				want = 2 // it was gone before anybody had seen it delivered
+			}
+			if err != nil || !deleted || len(result.Created) != want || len(w.Deliveries(t)) != want {
+				t.Errorf("%s: %d deliveries, got %+v, %v", tc.name, len(w.Deliveries(t)), result, err)
+			}
+		}
+	})
+}
+
+// TestAServerThatTakesNoWritesIsLeft: after a failover, connections of the pool may still lead to the former primary, which
+// answers all but writes. They are not used again.
+func TestAServerThatTakesNoWritesIsLeft(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		w := newWorld(t, kind, layouts()[0], Config{})
+		s, f := newFaulty(t, w)
+		events := someEvents(1)
+		w.InsertEvents(t, events...)
+		batch := delivery.FanOut{Source: "src", Lease: someLease(), Fans: []delivery.Fan{someFan(events[0], "billing")}}
+		before := f.connects.Load()
+		f.fail(4, &mysqldriver.MySQLError{Number: numReadOnlyOption, Message: "running with the --read-only option"})
+		if _, err := s.FanOut(t.Context(), batch); !readOnly(err) || s.Rejected(err) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := s.FanOut(t.Context(), batch); err != nil || len(w.Deliveries(t)) != 1 {
+			t.Errorf("on another connection: %d deliveries, %v", len(w.Deliveries(t)), err)
+		}
+		if n := f.connects.Load() - before; n != 1 {
+			t.Errorf("%d new connections", n)
+		}
+	})
+}
+
+// TestRefusalsHaveACode: the server's message quotes values, so what may be logged of a refusal is its number.
+func TestRefusalsHaveACode(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		w := newWorld(t, kind, layouts()[0], Config{})
+		events := someEvents(2)
+		w.InsertEvents(t, events...)
+		w.fanOut(t, someFan(events[1], "billing"))
+		lease := someLease()
+		claimed, err := w.store.Claim(t.Context(), lease, claimOf("billing", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.exec(t, "CREATE TRIGGER no_insert BEFORE INSERT ON event_notifications FOR EACH ROW SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'secret'")
+		w.exec(t, "CREATE TRIGGER no_update BEFORE UPDATE ON event_notifications FOR EACH ROW SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'secret'")
+		check := func(what string, err error) {
+			t.Helper()
+			if !w.store.Rejected(err) || event.Code(err) != "mysql_1644" {
+				t.Errorf("%s: the code of %v is %q", what, err, event.Code(err))
+			}
+		}
+		_, err = w.store.FanOut(t.Context(), delivery.FanOut{Lease: someLease(), Fans: []delivery.Fan{someFan(events[0], "billing")}})
+		check("fan out", err)
+		check("quarantine", w.store.Quarantine(t.Context(), someFan(events[0], "billing"), err))
+		gone := someFan(someEvents(3)[2], "billing")
+		absent := w.store.Quarantine(t.Context(), gone, err)
+		check("quarantine without a row", absent)
+		if !errors.Is(absent, delivery.ErrAbsent) {
+			t.Errorf("got %v", absent)
+		}
+		if len(claimed.Claimed) != 1 {
+			t.Fatalf("claimed %+v", claimed)
+		}
+		_, err = w.store.Settle(t.Context(), []delivery.Outcome{{ID: claimed.Claimed[0].ID, Token: lease.Token, Verdict: delivery.Success}})
+		check("settle", err)
+	})
 }
 
 // TestWhatPassesAndWhatIsRefused tells errors apart by their numbers.

@@ -39,13 +39,13 @@ func (s *Store) Quarantine(ctx context.Context, fan delivery.Fan, cause error) e
 	}
 	if rejected(err) {
 		if quarantine(false) == nil {
-			return fmt.Errorf("quarantine event %s: its deliveries are BLOCKED, but the database refuses its mark: %w", fan.Event.ID, err)
+			return coded(fmt.Errorf("quarantine event %s: its deliveries are BLOCKED, but the database refuses its mark: %w", fan.Event.ID, err))
 		}
 		if absent := s.absent(ctx, fan.Event); absent != nil {
 			err = errors.Join(err, absent)
 		}
 	}
-	return fmt.Errorf("quarantine event %s: %w", fan.Event.ID, err)
+	return coded(fmt.Errorf("quarantine event %s: %w", fan.Event.ID, err))
 }
 
 func codeOf(cause error) string {

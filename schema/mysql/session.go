@@ -33,7 +33,8 @@ type server struct {
 	packet int
 	// session sets what every transaction needs of its session. Nothing of it may be
 	// left to the server's defaults or to the pool: time zones move TIMESTAMPs, a session that is
-	// not strict cuts values in silence, REPEATABLE READ locks gaps.
+	// not strict cuts values in silence, REPEATABLE READ locks gaps, a limit on what a SELECT returns hides rows, and
+	// without autocommit a look stays in a transaction, whose locks hold up every ALTER TABLE.
 	session string
 	// share is how rows are locked so that they stay as they are.
 	share string
@@ -85,7 +86,7 @@ func newServer(version string, packet int) *server {
 		srv.skipLocked = !before(version, 8, 0) && !strings.Contains(version, "TiDB")
 	}
 	srv.session = "SET SESSION " + isolation + " = 'READ-COMMITTED', time_zone = '+00:00', " +
-		"sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', " +
+		"sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, sql_select_limit = DEFAULT, sql_safe_updates = 0, " +
 		"character_set_client = 'utf8mb4', character_set_results = 'utf8mb4', collation_connection = 'utf8mb4_bin', " +
 		"lock_wait_timeout = " + strconv.Itoa(tableLockSeconds) + ", innodb_lock_wait_timeout = "
 	return srv
@@ -128,7 +129,10 @@ func (s *Store) session(ctx context.Context, lockWait int, fn func(*sql.Conn) er
 	if _, err := conn.ExecContext(ctx, srv.session+strconv.Itoa(lockWait)); err != nil {
 		return fmt.Errorf("set up the session: %w", err)
 	}
-	return fn(conn)
+	if err = fn(conn); readOnly(err) {
+		discard(conn) // the next one may lead to the new primary
+	}
+	return err
 }
 
 // read runs fn, which only reads. Each of its statements sees what is committed then.

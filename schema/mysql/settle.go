@@ -46,7 +46,7 @@ func (s *Store) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]deli
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("settle %d deliveries: %w", len(outcomes), err)
+		return nil, coded(fmt.Errorf("settle %d deliveries: %w", len(outcomes), err))
 	}
 	return settled, nil
 }
