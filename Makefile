@@ -8,8 +8,9 @@ GOLANGCI_LINT := v2.15.0
 GOVULNCHECK   := v1.9.0
 
 PKG       ?= ./...
-# Two test binaries at a time: each may have servers of its own to feed.
-TESTFLAGS ?= -race -count=1 -timeout=20m -p=2 -parallel=4
+# More test binaries than cores: most of a test is waiting for a server. Each may have
+# servers of its own to feed, so not many more.
+TESTFLAGS ?= -race -count=1 -timeout=30m -p=3 -parallel=4
 FUZZTIME  ?= 30s
 SOAK      ?= 1h
 ARGS      ?=

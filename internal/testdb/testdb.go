@@ -17,7 +17,7 @@ import (
 
 // startTimeout bounds the start of a server. It is far above what a start
 // takes, because many test binaries may start servers on two cores at once.
-const startTimeout = 2 * time.Minute
+const startTimeout = 5 * time.Minute
 
 // majors are the PostgreSQL versions that every promise is tested on: the
 // oldest and the newest supported.
@@ -71,12 +71,15 @@ func Dedicated(t testing.TB, major int, settings map[string]string) *localserver
 	return server
 }
 
+// waitLimit is far above what anything takes on a machine that is busy with other tests.
+const waitLimit = 3 * time.Minute
+
 // WaitFor polls every 10 ms until cond holds, and fails the test, naming what,
-// when it does not within 60 s. The limit is there for a broken program, not
+// when it does not within three minutes. The limit is there for a broken program, not
 // for a slow machine.
 func WaitFor(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(60 * time.Second)
+	deadline := time.NewTimer(waitLimit)
 	defer deadline.Stop()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -84,7 +87,7 @@ func WaitFor(t testing.TB, what string, cond func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			t.Fatalf("waited 60 s for: %s", what)
+			t.Fatalf("waited %s for: %s", waitLimit, what)
 		}
 	}
 }

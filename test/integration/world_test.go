@@ -307,10 +307,10 @@ func (w *world) progress(what, query string, want int64) {
 }
 
 // progressOf waits until a number is what is wanted. It asks until the answer has
-// not changed for a minute.
+// not changed for three minutes.
 func (w *world) progressOf(what string, ask func() int64, want int64) {
 	w.t.Helper()
-	const patience = time.Minute
+	const patience = 3 * time.Minute
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	last, since := int64(-1), time.Now()
