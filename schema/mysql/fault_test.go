@@ -309,6 +309,58 @@ func TestAServerThatTakesNoWritesIsLeft(t *testing.T) {
 	})
 }
 
+// TestAFrozenProcessHoldsNobodyUp: a process stops for good within the transaction of a fan-out, its connection stays. The
+// server ends it, and another process fans the same event out.
+func TestAFrozenProcessHoldsNobodyUp(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		w := newWorld(t, kind, layouts()[0], Config{})
+		events := someEvents(1)
+		w.InsertEvents(t, events...)
+		ctx := t.Context()
+		frozen, f := newFaulty(t, w)
+		srv, err := frozen.serverOf(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		idle := "wait_timeout = " + itoa(idleSeconds)
+		if !strings.Contains(srv.session, idle) {
+			t.Fatal("the server does not end idle sessions")
+		}
+		hasty := *srv
+		hasty.session = strings.Replace(srv.session, idle, "wait_timeout = 2", 1)
+		frozen.server = &hasty
+		there, thaw, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		f.before = func(word string) {
+			if word == "COMMIT" {
+				close(there)
+				<-thaw
+			}
+		}
+		batch := func() delivery.FanOut {
+			return delivery.FanOut{Source: "src", Lease: someLease(), Fans: []delivery.Fan{someFan(events[0], "billing")}}
+		}
+		go func() {
+			_, err := frozen.FanOut(ctx, batch())
+			done <- err
+		}()
+		<-there
+		testdb.WaitFor(t, "another process to fan the event out", func() bool {
+			result, err := w.store.FanOut(ctx, batch())
+			if err != nil {
+				t.Log(err) // it waits for the lock
+			}
+			return len(result.Created) == 1
+		})
+		close(thaw)
+		if err := <-done; err == nil || rejected(err) {
+			t.Errorf("the frozen process committed: %v", err)
+		}
+		if n := len(w.Deliveries(t)); n != 1 {
+			t.Errorf("%d deliveries", n)
+		}
+	})
+}
+
 // TestRefusalsHaveACode: the server's message quotes values, so what may be logged of a refusal is its number.
 func TestRefusalsHaveACode(t *testing.T) {
 	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {

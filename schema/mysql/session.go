@@ -46,6 +46,10 @@ const (
 	lockSeconds = 5
 	// tableLockSeconds bounds the wait for an ALTER TABLE.
 	tableLockSeconds = 20
+	// idleSeconds is after how long without a statement the server ends a session of ours, and with it a transaction of a
+	// process that is frozen or cut off, whose locks would otherwise hold up the same events in every other process for the
+	// server's default of eight hours. The pool notices that a connection is gone before it uses it.
+	idleSeconds = 60
 	// packetLeast is what every server accepts, packetMost what one statement gains by.
 	packetLeast = 64 << 10
 	packetMost  = 8 << 20
@@ -88,7 +92,7 @@ func newServer(version string, packet int) *server {
 	srv.session = "SET SESSION " + isolation + " = 'READ-COMMITTED', time_zone = '+00:00', " +
 		"sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, sql_select_limit = DEFAULT, sql_safe_updates = 0, " +
 		"character_set_client = 'utf8mb4', character_set_results = 'utf8mb4', collation_connection = 'utf8mb4_bin', " +
-		"lock_wait_timeout = " + strconv.Itoa(tableLockSeconds) + ", innodb_lock_wait_timeout = "
+		"wait_timeout = " + strconv.Itoa(idleSeconds) + ", lock_wait_timeout = " + strconv.Itoa(tableLockSeconds) + ", innodb_lock_wait_timeout = "
 	return srv
 }
 
