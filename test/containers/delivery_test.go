@@ -13,7 +13,6 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 	"github.com/google/go-cmp/cmp"
-	"github.com/jackc/pgx/v5"
 )
 
 // As processes the product is tested everywhere, on every server; this is also
@@ -36,16 +35,6 @@ func TestContainersDeliverWhatWasCommitted(t *testing.T) {
 	proveDelivery(t, containers(t))
 }
 
-// The compose file as it is, with other names for the images.
-func TestComposeDeliversWhatWasCommitted(t *testing.T) {
-	tool := composeTool()
-	if !engineAnswers() || tool == nil {
-		testdb.Note(t, "no compose program answers: docker-compose.yml was not run, its configuration was, with processes")
-		return
-	}
-	proveDelivery(t, compose(t, tool))
-}
-
 const (
 	killAt  = 100 // committed events before the dispatcher is killed
 	startAt = 200 // and before it is started again
@@ -61,12 +50,7 @@ var handlers = [...]string{"billing", "journal"}
 // committed, what the tables say, and what the receiver was sent.
 func proveDelivery(t *testing.T, w world) {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), w.dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	if err := workload.Setup(t.Context(), conn); err != nil {
+	if err := w.db.setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 
@@ -74,7 +58,9 @@ func proveDelivery(t *testing.T, w world) {
 	committed := func() int { n, _, _ := account.Counts(); return n }
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- workload.Run(ctx, workload.Config{DSN: w.dsn, Ledger: &account, Rate: 100}) }()
+	config := w.db.workload()
+	config.Ledger, config.Rate = &account, 100
+	go func() { ended <- workload.Run(ctx, config) }()
 	for _, step := range []struct {
 		events int
 		do     func()
@@ -89,23 +75,21 @@ func proveDelivery(t *testing.T, w world) {
 	events := account.Snapshot()
 	want := len(events.Committed) * len(handlers)
 	testdb.WaitFor(t, fmt.Sprintf("%d deliveries to succeed", want), func() bool {
-		var n int
-		err := conn.QueryRow(t.Context(),
-			"SELECT count(*) FROM eventlog.event_notifications WHERE state = 'SUCCEEDED'").Scan(&n)
+		n, err := w.db.succeeded(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n >= want
 	})
-	checkRows(t, conn, events)
+	checkRows(t, w.db, events)
 	checkReceived(t, w.receiver, events)
 	t.Logf("%d events committed, %d rolled back, %d deliveries", len(events.Committed), len(events.RolledBack), want)
 }
 
 // checkRows expects exactly one successful row per committed event and handler.
-func checkRows(t *testing.T, conn *pgx.Conn, events ledger.Snapshot) {
+func checkRows(t *testing.T, db database, events ledger.Snapshot) {
 	t.Helper()
-	rows, err := ledger.ReadRows(t.Context(), conn)
+	rows, err := db.rows(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,9 +54,17 @@ func TestGuaranteesOnAServerInAContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	major := majorOf(t, "postgres://postgres@"+address+"/postgres?sslmode=disable")
-	test := exec.CommandContext(t.Context(), "go", "test", "-race", "-count=1", "-v",
-		"-run=^("+strings.Join(onContainer, "|")+")$/^pg"+major+"$", "./test/integration")
+	name, _, err := openPostgres(t, "postgres://postgres@"+address+"/postgres?sslmode=disable").version(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	major := strings.TrimPrefix(name, "PostgreSQL ")
+	args := []string{"test", "-count=1", "-v", "-vet=off", "-timeout=5m",
+		"-run=^(" + strings.Join(onContainer, "|") + ")$/^pg" + major + "$"}
+	if raceDetector() { // then all packages have been compiled for it already
+		args = append(args, "-race")
+	}
+	test := exec.CommandContext(t.Context(), "go", append(args, "./test/integration")...)
 	test.Dir = root()
 	test.Env = append(os.Environ(), "CDC_DISPATCHER_TEST_ATTACH="+major+"="+port+"=container by testcontainers, image "+image)
 	out, err := test.CombinedOutput()
@@ -66,4 +76,10 @@ func TestGuaranteesOnAServerInAContainer(t *testing.T) {
 			t.Errorf("%s did not run on the container:\n%s", name, out)
 		}
 	}
+}
+
+// raceDetector says whether this test binary was built with it.
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }

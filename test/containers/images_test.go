@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +19,9 @@ import (
 )
 
 const (
-	postgresProgram = "/usr/local/bin/postgres-entrypoint"
+	programDir      = "/usr/local/bin" // of the entry points, in the images
+	postgresProgram = programDir + "/postgres-entrypoint"
+	mysqlProgram    = programDir + "/mysql-entrypoint"
 	ourImage        = "cdc-dispatcher-test/dispatcher:local"
 	receiverImage   = "cdc-dispatcher-test/receiver:local"
 )
@@ -48,21 +51,29 @@ func docker(t *testing.T, args ...string) string {
 
 func command(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), name, args...)
+	out, err := execute(t.Context(), env, name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// execute runs a program in the checkout and returns what it printed.
+func execute(ctx context.Context, env []string, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = root()
 	cmd.Env = append(os.Environ(), env...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, stdout.Bytes(), stderr.Bytes())
+		return "", fmt.Errorf("%s %s: %w\n%s%s", name, strings.Join(args, " "), err, stdout.Bytes(), stderr.Bytes())
 	}
-	return strings.TrimSpace(stdout.String())
+	return strings.TrimSpace(stdout.String()), nil
 }
 
 // imageID is empty when there is no such image.
-func imageID(t *testing.T, name string) string {
-	t.Helper()
-	out, _ := exec.CommandContext(t.Context(), "docker", "image", "inspect", "--format", "{{.Id}}", name).Output()
+func imageID(ctx context.Context, name string) string {
+	out, _ := exec.CommandContext(ctx, "docker", "image", "inspect", "--format", "{{.Id}}", name).Output()
 	return strings.TrimSpace(string(out))
 }
 
@@ -84,8 +95,14 @@ func postgresImage(t *testing.T) string {
 	}
 	sum := sha256.Sum256(script)
 	name := fmt.Sprintf("cdc-dispatcher-test/postgres:%s-%x", tree.Version, sum[:6])
-	if imageID(t, name) == "" {
-		importTree(t, tree, script, name)
+	if imageID(t.Context(), name) == "" {
+		extra := t.TempDir()
+		writeProgram(t, filepath.Join(extra, postgresProgram), script)
+		importTree(t, tree.Root, extra, name,
+			"ENV PATH="+tree.BinDir+":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+			"ENV PGDATA=/var/lib/postgresql/data",
+			"ENTRYPOINT ["+`"`+postgresProgram+`"`+"]",
+			"EXPOSE 5432")
 	}
 	return name
 }
@@ -100,28 +117,73 @@ func postgresTree(t *testing.T) (localserver.Install, bool) {
 	return localserver.Install{}, false
 }
 
-// importTree turns a system tree and the entry point into an image.
-func importTree(t *testing.T, tree localserver.Install, script []byte, name string) {
+// mysqlImage is the same for MySQL and MariaDB.
+func mysqlImage(t *testing.T, family localserver.Family) string {
 	t.Helper()
+	lower := strings.ToLower(string(family))
+	if name := os.Getenv("CDC_DISPATCHER_" + strings.ToUpper(lower) + "_IMAGE"); name != "" {
+		return name
+	}
+	found := localserver.FindMySQL(t.Context())
+	at := slices.IndexFunc(found, func(in localserver.MySQLInstall) bool { return in.Family == family && in.Root != "" })
+	if at < 0 {
+		return map[localserver.Family]string{localserver.MySQLServer: "mysql:9", localserver.MariaDBServer: "mariadb:11.8"}[family]
+	}
+	tree := found[at]
 	extra := t.TempDir()
-	entry := filepath.Join(extra, postgresProgram)
-	if err := os.MkdirAll(filepath.Dir(entry), 0o755); err != nil {
+	entry := filepath.Join(extra, mysqlProgram)
+	command(t, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", entry, "./test/containers/mysqlimage")
+	program, err := os.ReadFile(entry)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(entry, script, 0o755); err != nil {
+	sum := sha256.Sum256(program)
+	name := fmt.Sprintf("cdc-dispatcher-test/%s:%s-%x", lower, tree.Version, sum[:6])
+	if imageID(t.Context(), name) == "" {
+		for _, alias := range []string{"mysqladmin", "mariadb-admin"} {
+			if err := os.Symlink(mysqlProgram, filepath.Join(filepath.Dir(entry), alias)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		importTree(t, tree.Root, extra, name,
+			"ENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+			"ENTRYPOINT ["+`"`+mysqlProgram+`"`+"]",
+			"EXPOSE 3306")
+	}
+	return name
+}
+
+func writeProgram(t *testing.T, path string, text []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// Two starting folders in one archive; the second names only the file, or
-	// its folders would be in the archive twice.
-	tar := exec.CommandContext(t.Context(), "tar", "--create", "--numeric-owner",
-		"--directory", tree.Root, "--exclude=./var/lib/cdc-dispatcher/*", "--exclude=./proc/*", "--exclude=./sys/*", ".",
-		"--directory", extra, "."+postgresProgram)
-	load := exec.CommandContext(t.Context(), "docker", "import",
-		"--change", "ENV PATH="+tree.BinDir+":/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-		"--change", "ENV PGDATA=/var/lib/postgresql/data",
-		"--change", "ENTRYPOINT ["+`"`+postgresProgram+`"`+"]",
-		"--change", "EXPOSE 5432",
-		"-", name)
+	if err := os.WriteFile(path, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// importTree turns a system tree, and what the folder extra has in usr/local/bin, into an
+// image with these instructions of a Dockerfile.
+func importTree(t *testing.T, tree, extra, name string, instructions ...string) {
+	t.Helper()
+	// Two starting folders in one archive; the second names only the files, or
+	// their folders would be in the archive twice.
+	archive := []string{"--create", "--numeric-owner", "--directory", tree,
+		"--exclude=./var/lib/cdc-dispatcher/*", "--exclude=./proc/*", "--exclude=./sys/*", ".", "--directory", extra}
+	programs, err := os.ReadDir(filepath.Join(extra, programDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range programs {
+		archive = append(archive, "."+programDir+"/"+program.Name())
+	}
+	tar := exec.CommandContext(t.Context(), "tar", archive...)
+	args := []string{"import"}
+	for _, instruction := range instructions {
+		args = append(args, "--change", instruction)
+	}
+	load := exec.CommandContext(t.Context(), "docker", append(args, "-", name)...)
 	pipe, err := tar.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

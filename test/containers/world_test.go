@@ -21,7 +21,7 @@ const secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 // world is the product between an application's database and a webhook
 // receiver, in whatever way they run.
 type world struct {
-	dsn      string // of the application's database, as the test reaches it
+	db       database
 	receiver string // its URL, as the test reaches it
 	kill     func() // ends the dispatcher with SIGKILL
 	start    func() // starts it again
@@ -43,7 +43,7 @@ func processes(t *testing.T, major int) world {
 		"CDC_DISPATCHER_CONFIG="+filepath.Join(root(), "compose", "cdc-dispatcher.yaml"))
 	run(t, env, receiver)
 	command(t, env, dispatcher, "migrate", "up")
-	w := world{dsn: server.DSN("postgres"), receiver: "http://" + listen}
+	w := world{db: openPostgres(t, server.DSN("postgres")), receiver: "http://" + listen}
 	w.start = func() { w.kill = run(t, env, dispatcher, "run") }
 	w.start()
 	w.awaitReceiver(t)
