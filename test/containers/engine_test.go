@@ -96,14 +96,13 @@ func containers(t *testing.T) world {
 		testcontainers.WithExposedPorts("5432/tcp"),
 		testcontainers.WithEnv(map[string]string{"POSTGRES_USER": "app", "POSTGRES_PASSWORD": "app", "POSTGRES_DB": "shop"}),
 		testcontainers.WithCmd("-c", "wal_level=logical"),
-		testcontainers.WithWaitStrategy(wait.ForExec([]string{"pg_isready", "-q", "-h", "127.0.0.1", "-U", "app", "-d", "shop"}).
-			WithStartupTimeout(2*time.Minute)))
+		ready(wait.ForExec([]string{"pg_isready", "-q", "-h", "127.0.0.1", "-U", "app", "-d", "shop"}).WithStartupTimeout(startTimeout)))
 	receiver := start(receiverImage, "receiver",
 		testcontainers.WithExposedPorts("8090/tcp"),
 		testcontainers.WithEntrypoint("/receiver"),
 		testcontainers.WithCmd(),
 		testcontainers.WithEnv(map[string]string{"RECEIVER_SECRET": secret}),
-		testcontainers.WithWaitStrategy(wait.ForExec([]string{"/receiver", "-health"})))
+		ready(wait.ForExec([]string{"/receiver", "-health"}).WithStartupTimeout(startTimeout)))
 	ours := []testcontainers.ContainerCustomizer{
 		testcontainers.WithEnv(map[string]string{
 			"DATABASE_URL":    "postgres://app:app@postgres:5432/shop?sslmode=disable",
@@ -115,10 +114,10 @@ func containers(t *testing.T) world {
 		}),
 	}
 	start(ourImage, "migrate", append(ours, testcontainers.WithCmd("migrate", "up"),
-		testcontainers.WithWaitStrategy(wait.ForExit().WithExitTimeout(2*time.Minute)))...)
+		ready(wait.ForExit().WithExitTimeout(startTimeout)))...)
 	dispatcher := start(ourImage, "dispatcher", append(ours,
 		// The image's own health check.
-		testcontainers.WithWaitStrategy(wait.ForHealthCheck().WithStartupTimeout(2*time.Minute)))...)
+		ready(wait.ForHealthCheck().WithStartupTimeout(startTimeout)))...)
 
 	w := world{
 		db:       openPostgres(t, "postgres://app:app@"+endpoint(t, postgres, "5432/tcp")+"/shop?sslmode=disable"),
@@ -129,6 +128,14 @@ func containers(t *testing.T) world {
 	report(t, w.db, "testcontainers", image)
 	w.awaitReceiver(t)
 	return w
+}
+
+// startTimeout is for a container on a busy machine.
+const startTimeout = 5 * time.Minute
+
+// ready waits for a container. WithWaitStrategy would end every wait after a minute.
+func ready(strategy wait.Strategy) testcontainers.CustomizeRequestOption {
+	return testcontainers.WithWaitStrategyAndDeadline(startTimeout, strategy)
 }
 
 // endpoint is where a published port can be reached. An engine on this machine

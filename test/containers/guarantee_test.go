@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/testcontainers/testcontainers-go"
@@ -42,8 +41,7 @@ func TestGuaranteesOnAServerInAContainer(t *testing.T) {
 		testcontainers.WithExposedPorts("5432/tcp"),
 		testcontainers.WithEnv(map[string]string{"POSTGRES_HOST_AUTH_METHOD": "trust"}),
 		testcontainers.WithCmd("-c", "wal_level=logical", "-c", "max_connections=200", "-c", "fsync=off"),
-		testcontainers.WithWaitStrategy(wait.ForExec([]string{"pg_isready", "-q", "-h", "127.0.0.1", "-U", "postgres"}).
-			WithStartupTimeout(2*time.Minute)))
+		ready(wait.ForExec([]string{"pg_isready", "-q", "-h", "127.0.0.1", "-U", "postgres"}).WithStartupTimeout(startTimeout)))
 	testcontainers.CleanupContainer(t, server, testcontainers.StopTimeout(0))
 	t.Cleanup(func() { logOf(t, "postgres", server) })
 	if err != nil {
@@ -59,7 +57,7 @@ func TestGuaranteesOnAServerInAContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	major := strings.TrimPrefix(name, "PostgreSQL ")
-	args := []string{"test", "-count=1", "-v", "-vet=off", "-timeout=5m",
+	args := []string{"test", "-count=1", "-v", "-vet=off", "-timeout=15m",
 		"-run=^(" + strings.Join(onContainer, "|") + ")$/^pg" + major + "$"}
 	if raceDetector() { // then all packages have been compiled for it already
 		args = append(args, "-race")
