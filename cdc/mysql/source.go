@@ -50,9 +50,7 @@ type memory struct {
 	// that the library itself cannot read.
 	undecodable string
 	skip        *skipped
-	// certain are large transactions that are known to be committed.
-	certain []string
-	foreign int64
+	foreign     int64
 }
 
 // skipped is a transaction that is left out: reading goes on after it, if it has a name,
@@ -221,7 +219,7 @@ func (s *Source) inherit(tenure Tenure) {
 	}
 	s.memory = memory{
 		epoch: tenure.Epoch(), resume: resume, identity: identity,
-		refusal: known.refusal, undecodable: known.undecodable, certain: known.certain, foreign: known.foreign,
+		refusal: known.refusal, undecodable: known.undecodable, foreign: known.foreign,
 	}
 	if resume == "" {
 		s.memory.resume = saved
@@ -260,9 +258,6 @@ func (s *Source) reign(ctx context.Context, tenure Tenure, out chan<- cdc.Transa
 		progress, err := s.live(ctx, tenure, out)
 		if ctx.Err() != nil || cdc.IsPermanent(err) || errors.Is(err, errTenure) {
 			return err
-		}
-		if large := new(largeCommit); errors.As(err, &large) {
-			continue // nothing is wrong
 		}
 		s.status.reconnects.Add(1)
 		if progress && reasonOf(err) != reasonServerID && reasonOf(err) != reasonDecode {
