@@ -10,7 +10,7 @@ import (
 )
 
 // kills is how often a dispatcher is killed under load.
-const kills = 12
+func kills() int { return size(6, 24) }
 
 // The dispatcher is killed with SIGKILL at random points of its life, from its
 // first connection on, while 16 writers go on committing. Nothing is lost, and
@@ -19,7 +19,7 @@ const kills = 12
 func TestGuarantee_NoLossUnderKill9OfDispatcher(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
 		end := w.write(workload.Config{Writers: 16, Rate: 250})
-		for i := range kills {
+		for i := range kills() {
 			c := w.spawn(childLife{})
 			if i%3 == 0 { // while it starts
 				w.letPass(w.rng.IntN(200))

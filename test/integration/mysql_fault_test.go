@@ -61,7 +61,8 @@ func TestMySQL3_CutInsideALargeTransaction(t *testing.T) {
 		proxy, dsn := w.through()
 		o := neverPoll
 		o.LogDSN, o.Binlog = dsn, binlogOptions{MaxRecords: 6, BackoffMin: time.Millisecond}
-		const cuts, rows, length = 100, 60, 8000
+		const rows, length = 60, 8000
+		cuts := int64(size(34, 100)) // on each of three servers
 		var again atomic.Int64
 		d := w.dispatch(o, steadyAndMoody()[:1], hooks{source: func(s cdc.Source) cdc.Source {
 			return &counter{s, &again}
