@@ -91,6 +91,13 @@ func (db *DB) quoted() string { return pgx.Identifier{db.name}.Sanitize() }
 
 // drop removes the database and all that would keep it.
 func (db *DB) drop(ctx context.Context) error {
+	// A test may have given the database limits that would end this session too.
+	if err := onServer(ctx, db.server, "postgres", func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "ALTER DATABASE "+db.quoted()+" RESET ALL")
+		return err
+	}); err != nil {
+		return err
+	}
 	if err := db.rollbackPrepared(ctx); err != nil {
 		return err
 	}
