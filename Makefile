@@ -69,7 +69,7 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 
 .PHONY: soak
 soak: servers ## the guarantee tests at full size; RUN picks some, SOAK says for how long (1h)
-	@SOAK=$(SOAK) scripts/test.sh -race -count=1 -timeout=0 -p=1 -v $(if $(RUN),-run='$(RUN)') ./test/integration/... ./cdc/postgres/...
+	@SOAK=$(SOAK) scripts/test.sh -race -count=1 -timeout=0 -p=1 -v $(if $(RUN),-run='$(RUN)') ./test/integration/... ./test/containers/... ./cdc/...
 
 .PHONY: cover
 cover: servers ## test coverage, dist/cover.html
