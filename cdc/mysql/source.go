@@ -110,7 +110,7 @@ func (s *Source) worthSaving(a *assembler) (at cdc.Position, settled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	settled = s.confirm.settled(a.group.open)
-	if !s.confirm.acked && !(settled && a.counts.moved) {
+	if !s.confirm.acked && (!settled || !a.counts.moved) {
 		return "", settled
 	}
 	s.confirm.acked = false
