@@ -13,6 +13,8 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/internal/refusal"
 )
 
 // A claim that finds deliveries to end looks again, further, so that a backlog that has
@@ -249,7 +251,7 @@ func (s *Store) dueSQL(o *ourTables, where, lock string) string {
 func (c *claiming) due(ctx context.Context, q querier, o *ourTables, w []want, only *uuid.UUID, lock string) ([]dueRow, error) {
 	b := &statement{}
 	var where statement
-	if refused := o.id.ids(c.refused.list()); len(refused) > 0 {
+	if refused := o.id.ids(c.refused.List()); len(refused) > 0 {
 		where.add(" AND d.id NOT IN ").list(refused)
 	}
 	if only != nil {
@@ -445,10 +447,10 @@ func (c *claiming) oneByOne(ctx context.Context, w []want) error {
 		one.room, one.scan = 1, 1
 		err := c.pass(ctx, []want{one}, &x.id)
 		if rejected(err) || locked(err) {
-			if c.refused.add(x.id.String()) {
+			if c.refused.Add(x.id.String()) {
 				c.log.Warn("the database refuses to lease a delivery; it is left out for now",
 					slog.String("delivery_id", x.id.String()), slog.String("handler", c.claims[one.claim].Handler),
-					slog.Int("error_number", errorNumber(err)), slog.Duration("retry_in", refusedFor))
+					slog.Int("error_number", errorNumber(err)), slog.Duration("retry_in", refusal.For))
 			}
 			// There may be good rows behind it.
 			c.ended[one.claim] = true
@@ -470,7 +472,7 @@ func (s *Store) NextDue(ctx context.Context, handlers []string) (in time.Duratio
 	var us sql.NullInt64
 	err = s.withOurs(ctx, func(o *ourTables) error {
 		b := (&statement{}).add("SELECT LEAST(TIMESTAMPDIFF(MICROSECOND, " + s.now + ", MIN(x.due)), 31536000000000) FROM (")
-		refused := o.id.ids(s.refused.list())
+		refused := o.id.ids(s.refused.List())
 		for i, name := range handlers {
 			for j, state := range openStates() {
 				if i+j > 0 {

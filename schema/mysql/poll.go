@@ -67,7 +67,7 @@ type keyed struct {
 }
 
 func (s *Store) newLook(session querier, t *eventTable, q delivery.Undelivered) (*look, error) {
-	unreadable := s.unreadable.list()
+	unreadable := s.unreadable.List()
 	l := &look{
 		Store: s, session: session, t: t, q: q,
 		skip:  map[string]bool{},
@@ -438,7 +438,7 @@ func (l *look) readRows(ctx context.Context, keys []keyed) error {
 		for _, k := range bad {
 			id, _ := schema.EventID(l.t.QualifiedName(), k.key)
 			l.found.LeftOut = true
-			if l.unreadable.add(id) {
+			if l.unreadable.Add(id) {
 				l.log.Error("an undelivered event cannot be read; it is left out, and tried again from time to time",
 					slog.String("table", l.t.QualifiedName()), slog.String("event_id", id), slog.Int("error_number", errorNumber(err)))
 			}

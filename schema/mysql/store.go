@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/internal/refusal"
 )
 
 // Config says which tables a [Store] works on.
@@ -45,9 +46,9 @@ type Store struct {
 	ours *ourTables
 
 	// refused holds deliveries that the database would not let us lease.
-	refused refusals
+	refused refusal.List
 	// unreadable holds events whose rows could not be read.
-	unreadable refusals
+	unreadable refusal.List
 	// unmarkable is for the one report of rows that cannot be marked.
 	unmarkable sync.Once
 }

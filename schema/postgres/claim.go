@@ -188,7 +188,7 @@ func (c *claiming) pass(ctx context.Context, w wants, only *string) error {
 	err := again(ctx, func() (err error) {
 		rows, err = changeRows(ctx, c.Store, durable, scanClaimed, c.sql.claim,
 			w.numbers, w.names, w.rooms, w.scans, w.windows, w.limits,
-			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.list(), slices.Max(w.scans),
+			c.lease.Token.String(), clean(c.lease.Owner), micros(c.lease.For), only, c.refused.List(), slices.Max(w.scans),
 			w.bases, w.caps, delivery.LostForFree, delivery.LostAtMost)
 		return err
 	})
@@ -262,7 +262,7 @@ CROSS JOIN LATERAL (
 // year. A leased delivery is due when its lease ends.
 func (s *Store) NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error) {
 	var us *int64
-	if err := s.queryRow(ctx, s.sql.nextDue, nonNil(names), s.refused.list()).Scan(&us); err != nil {
+	if err := s.queryRow(ctx, s.sql.nextDue, nonNil(names), s.refused.List()).Scan(&us); err != nil {
 		return 0, false, fmt.Errorf("look for the next due delivery: %w", err)
 	}
 	if us == nil {

@@ -5,66 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/internal/refusal"
 )
-
-// A row that the database refuses to update, because of a user's trigger or constraint,
-// would otherwise stop every claim that meets it: claims begin at the oldest row, and
-// that is where it stays.
-
-// refusedFor is how long such a row is left out before it is tried again.
-const refusedFor = time.Minute
-
-// refusedMost bounds the list; beyond it the oldest entry is tried again early.
-const refusedMost = 1000
-
-// refusals is the list of rows to leave out. It is a hint of this process and no truth: an
-// entry that is missing costs a slow claim.
-type refusals struct {
-	mu    sync.Mutex
-	until map[string]time.Time
-}
-
-// add reports whether the id is new on the list.
-func (r *refusals) add(id string) bool {
-	now := time.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, known := r.until[id]
-	if r.until == nil {
-		r.until = map[string]time.Time{}
-	}
-	r.until[id] = now.Add(refusedFor)
-	for len(r.until) > refusedMost {
-		var oldest string
-		for id, until := range r.until {
-			if oldest == "" || until.Before(r.until[oldest]) {
-				oldest = id
-			}
-		}
-		delete(r.until, oldest)
-	}
-	return !known
-}
-
-// list returns what is to be left out now, never nil.
-func (r *refusals) list() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	ids := make([]string, 0, len(r.until))
-	now := time.Now()
-	for id, until := range r.until {
-		if now.After(until) {
-			delete(r.until, id)
-			continue
-		}
-		ids = append(ids, id)
-	}
-	return ids
-}
 
 // candidatesSQL reads what claimSQL would take, without a lock and without a change.
 const candidatesSQL = `
@@ -81,7 +26,7 @@ CROSS JOIN LATERAL (
 // oneByOne claims the candidates one at a time, and puts those that the database refuses on
 // the list.
 func (c *claiming) oneByOne(ctx context.Context, w wants) error {
-	rows, err := c.query(ctx, c.sql.candidates, w.numbers, w.names, c.refused.list(), slices.Max(w.scans))
+	rows, err := c.query(ctx, c.sql.candidates, w.numbers, w.names, c.refused.List(), slices.Max(w.scans))
 	if err != nil {
 		return err
 	}
@@ -103,10 +48,10 @@ func (c *claiming) oneByOne(ctx context.Context, w wants) error {
 		one := w.of(x.claim)
 		err := c.pass(ctx, one, &x.id)
 		if rejected(err) {
-			if c.refused.add(x.id) {
+			if c.refused.Add(x.id) {
 				c.log.Warn("the database refuses to lease a delivery; it is left out for now",
 					slog.String("delivery_id", x.id), slog.String("handler", c.claims[x.claim].Handler),
-					slog.String("sqlstate", sqlState(err)), slog.Duration("retry_in", refusedFor))
+					slog.String("sqlstate", sqlState(err)), slog.Duration("retry_in", refusal.For))
 			}
 			// There may be good rows behind it.
 			c.ended[x.claim] = true

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
@@ -131,28 +130,4 @@ func TestSeparately(t *testing.T) {
 			t.Errorf("lost at %d: did %v, %v", at, done, err)
 		}
 	}
-}
-
-func TestRefusalsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var r refusals
-		if got := r.list(); got == nil || len(got) != 0 {
-			t.Errorf("got %v", got)
-		}
-		for i := range refusedMost + 10 {
-			if !r.add(fmt.Sprint(i)) {
-				t.Errorf("%d is not new", i)
-			}
-		}
-		if r.add("1009") {
-			t.Error("known and new at once")
-		}
-		if n := len(r.list()); n != refusedMost {
-			t.Errorf("%d entries", n)
-		}
-		<-time.After(refusedFor + time.Second)
-		if n := len(r.list()); n != 0 {
-			t.Errorf("%d entries are left after their time", n)
-		}
-	})
 }

@@ -60,7 +60,7 @@ func (s *Store) newLook(t *eventTable, q delivery.Undelivered) (*look, error) {
 			return nil, fmt.Errorf("not the end of an earlier look: %q", q.After)
 		}
 	}
-	unreadable := s.unreadable.list()
+	unreadable := s.unreadable.List()
 	return &look{
 		Store: s, t: t, q: q, found: delivery.Found{Traceless: t.Mark.Kind == schema.MarkNone, LeftOut: len(unreadable) > 0},
 		args: []any{
@@ -161,7 +161,7 @@ func (l *look) leaveOut(bad []keyed, cause error) {
 	l.found.LeftOut = l.found.LeftOut || len(bad) > 0
 	for _, k := range bad {
 		id, _ := schema.EventID(l.t.QualifiedName(), k.key)
-		if l.unreadable.add(id) {
+		if l.unreadable.Add(id) {
 			l.log.Error("an undelivered event cannot be read; it is left out, and tried again from time to time",
 				slog.String("table", l.t.QualifiedName()), slog.String("event_id", id), slog.String("sqlstate", sqlState(cause)))
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/internal/refusal"
 )
 
 // Config says which tables a [Store] works on.
@@ -42,9 +43,9 @@ type Store struct {
 	events *eventTable
 
 	// refused holds deliveries that the database would not let us lease.
-	refused refusals
+	refused refusal.List
 	// unreadable holds events whose rows could not be read.
-	unreadable refusals
+	unreadable refusal.List
 	// unmarkable is for the one report of rows that cannot be marked.
 	unmarkable sync.Once
 	// late are events to be marked when their rows come into sight.

@@ -1,4 +1,6 @@
-package mysql
+// Package refusal remembers rows that a database refuses to change, for the SQL stores. It
+// holds nothing but the list: no goroutine, no connection. What is forgotten costs a slow claim, never a row.
+package refusal
 
 import (
 	"sync"
@@ -9,21 +11,21 @@ import (
 // would otherwise stop every claim that meets it: claims begin at the oldest row, and
 // that is where it stays.
 
-// refusedFor is how long such a row is left out before it is tried again.
-const refusedFor = time.Minute
+// For is how long such a row is left out before it is tried again.
+const For = time.Minute
 
-// refusedMost bounds the list; beyond it the oldest entry is tried again early.
-const refusedMost = 1000
+// most bounds the list; beyond it the oldest entry is tried again early.
+const most = 1000
 
-// refusals is the list of rows to leave out. It is a hint of this process and no truth: an
+// List is the list of rows to leave out. It is a hint of this process and no truth: an
 // entry that is missing costs a slow claim.
-type refusals struct {
+type List struct {
 	mu    sync.Mutex
 	until map[string]time.Time
 }
 
-// add reports whether the id is new on the list.
-func (r *refusals) add(id string) bool {
+// Add reports whether the id is new on the list.
+func (r *List) Add(id string) bool {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -31,8 +33,8 @@ func (r *refusals) add(id string) bool {
 	if r.until == nil {
 		r.until = map[string]time.Time{}
 	}
-	r.until[id] = now.Add(refusedFor)
-	for len(r.until) > refusedMost {
+	r.until[id] = now.Add(For)
+	for len(r.until) > most {
 		var oldest string
 		for id, until := range r.until {
 			if oldest == "" || until.Before(r.until[oldest]) {
@@ -44,8 +46,8 @@ func (r *refusals) add(id string) bool {
 	return !known
 }
 
-// list returns what is to be left out now.
-func (r *refusals) list() []string {
+// List returns what is to be left out now, never nil.
+func (r *List) List() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ids := make([]string, 0, len(r.until))
