@@ -44,6 +44,8 @@ type pipelineStore struct {
 	keys  map[string]uuid.UUID // event and handler to delivery
 	calls []string
 	skips [][]string
+	// shown are the events that looks have brought.
+	shown map[string]bool
 	gaps  []cdc.Gap
 	// closed counts CloseGaps.
 	closed int
@@ -64,7 +66,7 @@ type tableRow struct {
 
 func newPipelineStore() *pipelineStore {
 	return &pipelineStore{
-		fakeStore: newFakeStore(), keys: map[string]uuid.UUID{},
+		fakeStore: newFakeStore(), keys: map[string]uuid.UUID{}, shown: map[string]bool{},
 		refused: map[string]bool{}, hopeless: map[string]bool{}, markless: map[string]bool{},
 	}
 }
@@ -256,7 +258,7 @@ func (s *pipelineStore) Undelivered(ctx context.Context, q delivery.Undelivered)
 			all = append(all, r.ev)
 		}
 	}
-	slices.SortFunc(all, func(a, b event.Event) int { return cmp.Compare(placeOf(a), placeOf(b)) })
+	slices.SortFunc(all, func(a, b event.Event) int { return cmp.Or(a.Date.Compare(b.Date), cmp.Compare(a.ID, b.ID)) })
 	found := delivery.Found{At: at, Traceless: s.traceless}
 	bytes := 0
 	for _, ev := range all {
@@ -265,6 +267,7 @@ func (s *pipelineStore) Undelivered(ctx context.Context, q delivery.Undelivered)
 			break
 		}
 		found.Events = append(found.Events, ev)
+		s.shown[ev.ID] = true
 	}
 	if found.More && s.traceless {
 		found.Next = placeOf(found.Events[len(found.Events)-1])
@@ -283,6 +286,20 @@ func (s *pipelineStore) Looked(ctx context.Context, _ string, at time.Time) erro
 	defer s.tmu.Unlock()
 	s.lookedAt = at
 	return nil
+}
+
+// showed says whether a look has brought an event.
+func (s *pipelineStore) showed(id string) bool {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	return s.shown[id]
+}
+
+// looked is the time that [pipelineStore.Looked] kept last.
+func (s *pipelineStore) looked() time.Time {
+	s.tmu.Lock()
+	defer s.tmu.Unlock()
+	return s.lookedAt
 }
 
 func (s *pipelineStore) SyncHandlers(ctx context.Context, _ string, _ []delivery.Handler) (delivery.Registry, error) {

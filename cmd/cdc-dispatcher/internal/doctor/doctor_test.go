@@ -278,7 +278,7 @@ func illnesses() []illness {
 				p.exec("ALTER PUBLICATION cdc_dispatcher ADD TABLE eventlog.events")
 			}},
 		{name: "a migration is pending", code: codeMigrations, status: Fail, says: "pending",
-			ail: sql("DELETE FROM eventlog.cdc_dispatcher_migrations WHERE version = 3")},
+			ail: sql("DELETE FROM eventlog.cdc_dispatcher_migrations WHERE version = (SELECT max(version) FROM eventlog.cdc_dispatcher_migrations)")},
 		{name: "a schema that was never migrated", code: codeMigrations, status: Fail, says: "pending",
 			ail: func(p *patient) { p.cfg.Schema = "elsewhere" }, after: func(p *patient) {
 				p.migrate()
