@@ -16,8 +16,6 @@ type Proxy struct {
 	listener net.Listener
 	bytes    atomic.Int64
 	accepted atomic.Int64
-	// cutIn is how many bytes pass until all is cut, counted while it is positive.
-	cutIn atomic.Int64
 
 	wg   sync.WaitGroup
 	done chan struct{} // closed by cleanup
@@ -28,6 +26,8 @@ type Proxy struct {
 	hole   bool
 	delay  time.Duration
 	again  func() int64 // of CutAfter
+	// cutIn is how many bytes pass until all is cut, counted while it is positive.
+	cutIn int64
 	// flowing is closed while bytes may pass and replaced by an open channel
 	// during a stall.
 	flowing chan struct{}
@@ -36,6 +36,8 @@ type Proxy struct {
 // link is one connection through the proxy.
 type link struct {
 	client, server net.Conn
+	// cut says that a cut is due on it. The proxy's mu guards it.
+	cut bool
 	// swallowed is set for good by Blackhole.
 	swallowed atomic.Bool
 }
@@ -86,29 +88,40 @@ func (p *Proxy) CutAfter(n int64, again func() int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.again = again
-	p.cutIn.Store(n)
+	p.cutIn = n
 }
 
-// cutAgain cuts now, and prepares the next cut.
-func (p *Proxy) cutAgain() {
-	p.Cut()
+// allow says how many of n bytes may pass on l before a cut that is due. With the last of
+// them the next cut is prepared, before any end can learn of this one.
+func (p *Proxy) allow(l *link, n int) (allowed int, cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.again != nil {
-		p.cutIn.CompareAndSwap(0, p.again())
+	switch {
+	case l.cut:
+		return 0, true
+	case p.cutIn <= 0:
+		return n, false
+	case int64(n) < p.cutIn:
+		p.cutIn -= int64(n)
+		return n, false
 	}
+	allowed, p.cutIn = int(p.cutIn), 0
+	if p.again != nil {
+		p.cutIn = p.again()
+	}
+	for other := range p.links {
+		other.cut = true
+	}
+	return allowed, true
 }
 
-// allow says how many of n bytes may pass before a cut that is due.
-func (p *Proxy) allow(n int) (allowed int, cut bool) {
-	for {
-		left := p.cutIn.Load()
-		if left <= 0 {
-			return n, false
-		}
-		now := max(left-int64(n), 0)
-		if p.cutIn.CompareAndSwap(left, now) {
-			return n - max(n-int(left), 0), now == 0
+// cutMarked closes the connections that a cut is due on.
+func (p *Proxy) cutMarked() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		if l.cut {
+			l.close()
 		}
 	}
 }
@@ -230,13 +243,13 @@ func (p *Proxy) pump(l *link, dst, src net.Conn) {
 			return
 		}
 		if n > 0 {
-			allowed, cut := p.allow(n)
+			allowed, cut := p.allow(l, n)
 			p.bytes.Add(int64(allowed)) // before the other end can answer
 			if _, werr := dst.Write(buf[:allowed]); werr != nil {
 				err = werr
 			}
 			if cut {
-				p.cutAgain()
+				p.cutMarked()
 				return
 			}
 		}

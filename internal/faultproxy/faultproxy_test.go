@@ -137,6 +137,7 @@ func dial(t *testing.T, p *faultproxy.Proxy) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
+	patient(t, conn)
 	return conn
 }
 
@@ -174,7 +175,13 @@ func silent(t *testing.T, conn net.Conn) {
 	if _, err := conn.Read(make([]byte, 1)); !errors.As(err, &netErr) || !netErr.Timeout() {
 		t.Fatalf("read = %v, want a timeout", err)
 	}
-	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+	patient(t, conn)
+}
+
+// patient lets conn wait, but not for as long as the test runner would.
+func patient(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 }
