@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/go-mysql-org/go-mysql/replication"
@@ -17,8 +18,10 @@ import (
 // finished it gives to emit, in order.
 //
 // A group of events begins with a GTID event and ends with an XID event or a query
-// (mysql-cdc.md section 3.1). Rows leave at its end or, when the group is certain to have
-// committed, in parts of bounded size before it; only the last part carries the position. What
+// (mysql-cdc.md section 3.1). Rows leave at its end, in parts of bounded size, of which only the last
+// carries the position. No sooner, because servers log some transactions that were rolled back, and
+// only the end tells. One that is too large to be held until then is read twice: the first time to
+// learn that it was committed, the second time in parts as they come. What
 // is half open when another group begins was never finished, and is dropped.
 type assembler struct {
 	limits struct{ records, bytes int }
@@ -33,6 +36,8 @@ type assembler struct {
 	// forgive is the transaction whose undecodable rows are given up, because they could
 	// not be decoded before.
 	forgive string
+	// certain are large transactions that were read to their end before, and are committed.
+	certain []string
 
 	layouts map[Table]*layout
 
@@ -56,8 +61,10 @@ type group struct {
 	commit time.Time
 	// alone: exactly one query follows (MariaDB). body: what follows is inside BEGIN.
 	alone, body bool
-	// hold: it may still be rolled back, in whole or in part, so that nothing leaves early.
+	// hold: it has savepoints, so that it may be rolled back in part, and nothing leaves early.
 	hold bool
+	// certain: it is known to be committed. again: it is not, and too large to be held.
+	certain, again bool
 	// prepared: an XA transaction, whose verdict comes later in another group.
 	prepared bool
 
@@ -88,17 +95,21 @@ type counts struct {
 	// moved: the end moved because of something else than our own writes and what was
 	// handed over.
 	moved bool
-	// undone counts groups that were rolled back after a part of them had left, which the
-	// flags of their GTID event had excluded.
+	// undone counts groups that were rolled back after a part of them had left, which cannot
+	// be: they were read to a commit before.
 	undone int64
 }
 
-// holdFactor is how many parts are held of a group that may still be rolled back.
+// holdFactor is how many parts are held of a group that may still be rolled back in part.
 const holdFactor = 8
 
-// flagMaySBR of a GTID event of MySQL: the group may have statements, and so changes that
-// cannot be rolled back beside some that were.
-const flagMaySBR = 1
+// largeCommit ends the connection: a transaction that was too large to be held turned out to be
+// committed. It is read once more.
+type largeCommit struct{ transaction string }
+
+func (e *largeCommit) Error() string {
+	return "large transaction " + e.transaction + " is committed, and read again"
+}
 
 // Flags of a GTID event of MariaDB that the library does not name.
 const flagPreparedXA = 64
@@ -188,6 +199,9 @@ func (a *assembler) event(e logEvent) error {
 	case *replication.RowsEvent:
 		return a.rows(e, ev)
 	case *replication.TransactionPayloadEvent:
+		if n := len(ev.Events); n > 0 && ev.Events[n-1].Header.EventType == replication.XID_EVENT {
+			a.group.certain = true
+		}
 		for _, inner := range ev.Events {
 			if err := a.event(logEvent{inner, e.rows}); err != nil {
 				return err
@@ -221,7 +235,7 @@ func (a *assembler) rotate(h *replication.EventHeader, ev *replication.RotateEve
 }
 
 func (a *assembler) beginMySQL(h *replication.EventHeader, ev *replication.GTIDEvent) error {
-	g := group{commit: ev.ImmediateCommitTime(), hold: ev.CommitFlag&flagMaySBR != 0}
+	g := group{commit: ev.ImmediateCommitTime()}
 	if h.EventType != replication.ANONYMOUS_GTID_EVENT {
 		sid, err := uuid.FromBytes(ev.SID)
 		if err != nil {
@@ -241,7 +255,6 @@ func (a *assembler) beginMariaDB(h *replication.EventHeader, ev *replication.Mar
 		id:       id,
 		alone:    ev.IsStandalone(),
 		body:     !ev.IsStandalone(),
-		hold:     ev.Flags&replication.BINLOG_MARIADB_FL_TRANSACTIONAL == 0,
 		prepared: ev.Flags&flagPreparedXA != 0,
 	})
 }
@@ -255,6 +268,7 @@ func (a *assembler) begin(h *replication.EventHeader, g group) error {
 		g.commit = time.Unix(int64(h.Timestamp), 0)
 	}
 	a.group = g
+	a.group.certain = slices.Contains(a.certain, a.where())
 	return nil
 }
 
@@ -342,10 +356,14 @@ func (a *assembler) collect(table Table, l *layout, ev *replication.RowsEvent) e
 // full: the records that are held make a part.
 func (a *assembler) full(table Table) error {
 	g := &a.group
-	if !g.hold {
+	if g.certain && !g.hold {
 		part := cdc.Transaction{Records: g.records, Partial: true, CommitTime: g.commit, Epoch: a.epoch}
 		g.records, g.bytes, g.inParts = make([]cdc.Record, 0, a.limits.records), 0, true
 		return a.emit(part)
+	}
+	if !g.hold {
+		g.dropped, g.again, g.records, g.bytes = true, true, nil, 0
+		return nil
 	}
 	if len(g.records) < holdFactor*a.limits.records && g.bytes < holdFactor*a.limits.bytes {
 		return nil
@@ -385,8 +403,14 @@ func (a *assembler) finish(h *replication.EventHeader, committed bool) error {
 		a.counts.unknown++ // the rest of something that began before the stream
 		return a.drop()
 	}
-	if !committed {
+	switch {
+	case !committed:
 		a.undo()
+	case a.group.again:
+		return &largeCommit{a.where()}
+	}
+	if err := a.parts(); err != nil {
+		return err
 	}
 	g := a.group
 	tx := cdc.Transaction{Records: g.records, CommitTime: g.commit, Epoch: a.epoch, Sweep: g.sweep}
@@ -412,6 +436,33 @@ func (a *assembler) finish(h *replication.EventHeader, committed bool) error {
 	}
 	tx.Position = a.position()
 	return a.emit(tx)
+}
+
+// parts hands over what is held of a group that is committed, but for the last part.
+func (a *assembler) parts() error {
+	g := &a.group
+	for n := a.part(g.records); n < len(g.records); n = a.part(g.records) {
+		part := cdc.Transaction{Records: g.records[:n:n], Partial: true, CommitTime: g.commit, Epoch: a.epoch}
+		g.records, g.inParts = g.records[n:], true
+		if err := a.emit(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// part is how many of the records make a part.
+func (a *assembler) part(records []cdc.Record) int {
+	bytes := 0
+	for i, r := range records {
+		if i >= a.limits.records || bytes >= a.limits.bytes {
+			return i
+		}
+		for _, v := range r.Values {
+			bytes += len(v.Data)
+		}
+	}
+	return len(records)
 }
 
 // undo forgets what the open group did.

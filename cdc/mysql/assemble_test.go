@@ -40,6 +40,11 @@ type script struct {
 	inner []*replication.BinlogEvent
 	depth bool
 	ended error
+	// begun are the lines of the open group, from what they began at, and again counts the groups that
+	// were read twice.
+	begun   []string
+	begunAt uint32
+	again   int
 }
 
 const sid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -89,9 +94,32 @@ func (s *script) run(text string) *script {
 		if s.ended != nil {
 			break
 		}
-		s.line(strings.TrimSpace(line))
+		line = strings.TrimSpace(line)
+		switch verb, _, _ := strings.Cut(line, " "); verb {
+		case "gtid", "anonymous", "mariadb":
+			s.begun, s.begunAt = nil, s.pos
+		}
+		s.begun = append(s.begun, line)
+		s.line(line)
+		s.reread()
 	}
 	return s
+}
+
+// reread does what the stream does after a large transaction that turned out to be committed.
+func (s *script) reread() {
+	var large *largeCommit
+	if !errors.As(s.ended, &large) {
+		return
+	}
+	s.a.certain, s.a.group, s.ended = append(s.a.certain, large.transaction), group{}, nil
+	s.pos = s.begunAt
+	s.again++
+	for _, line := range s.begun {
+		if s.ended == nil {
+			s.line(line)
+		}
+	}
 }
 
 func (s *script) line(line string) {
@@ -111,7 +139,7 @@ func (s *script) line(line string) {
 		id := uuid.MustParse(sid)
 		e := &replication.GTIDEvent{SID: id[:], GNO: int64(number(s.t, words[0])), ImmediateCommitTimestamp: 1700000000000000}
 		if has("sbr") {
-			e.CommitFlag = flagMaySBR
+			e.CommitFlag = 1
 		}
 		s.event(replication.GTID_EVENT, 0, e)
 	case "anonymous":
@@ -235,8 +263,8 @@ func TestAssembleScripts(t *testing.T) {
 		"updates":            {"", "gtid 6\nq BEGIN\nupdate events\nxid", ""},
 		"holes in the set":   {"", "gtid 9\nq BEGIN\nrows events 1\nxid\ngtid 7\nq BEGIN\nrows events 2\nxid", "[1] @:1-5:9\n[2] @:1-5:7:9"},
 		"parts":              {"", "gtid 6\nq BEGIN\nrows events 1 2 3 4\nrows events 5 6 7\nxid", "[1 2 3] partial\n[4 5 6] partial\n[7] @:1-6"},
-		"held back whole":    {"", "gtid 6 sbr\nq BEGIN\nrows events 1 2 3 4\nxid", "[1 2 3 4] @:1-6"},
-		"too large to hold":  {"", "gtid 6 sbr\nq BEGIN\nrows events 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25\nrows events 26\nxid", "[] sweep large @:1-6"},
+		"held back whole":    {"", "gtid 6 sbr\nq BEGIN\nrows events 1 2 3 4\nxid", "[1 2 3] partial\n[4] @:1-6"},
+		"too large to hold":  {"", "gtid 6\nq BEGIN\nq SAVEPOINT a\nrows events 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25\nrows events 26\nxid", "[] sweep large @:1-6"},
 		"savepoints":         {"", "gtid 6\nq BEGIN\nrows events 1\nq SAVEPOINT `a`\nrows events 2 3\nq SAVEPOINT b\nrows events 4\nq ROLLBACK TO `a`\nrows events 5\nxid", "[1 5] @:1-6"},
 		"unknown savepoint":  {"", "gtid 6\nq BEGIN\nrows events 1\nq ROLLBACK TO SAVEPOINT nowhere\nxid", "[] sweep statement @:1-6"},
 		"half, then whole":   {"", "gtid 6\nq BEGIN\nrows events 1 2\ngtid 6\nq BEGIN\nrows events 1 2\nxid", "[1 2] @:1-6"},
@@ -337,6 +365,19 @@ func TestEndStaysBeforeRowsThatAreBeingHandedOver(t *testing.T) {
 	s.run("gtid 6\nq BEGIN\nrows events 1\nrows other 1\nincident\nxid")
 	if !errors.Is(s.ended, errTenure) || s.a.position() != startGTID(t).position() {
 		t.Errorf("%v, at %s", s.ended, s.a.position())
+	}
+}
+
+// A transaction that is too large to be held is read to its end first, and again only if that is a commit.
+func TestTooLargeToHold(t *testing.T) {
+	const begin = "gtid 6\nq BEGIN\nrows events 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25\nrows events 26\n"
+	undone := newScript(t, startGTID(t)).run(begin + "q ROLLBACK\ngtid 7\nq BEGIN\nrows events 99\nxid")
+	if got := strings.Join(undone.out, "\n"); got != "[99] @:1-7" || undone.ended != nil || undone.again != 0 {
+		t.Errorf("rolled back: %q, %v, read again %d times", got, undone.ended, undone.again)
+	}
+	done := newScript(t, startGTID(t)).run(begin + "xid\ngtid 7\nq BEGIN\nrows events 99\nxid")
+	if n := len(done.out); n != 10 || done.ended != nil || done.out[0] != "[1 2 3] partial" || done.out[8] != "[25 26] @:1-6" || done.again != 1 {
+		t.Errorf("%d parts: %v, %v, read again %d times", n, done.out, done.ended, done.again)
 	}
 }
 

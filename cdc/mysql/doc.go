@@ -5,8 +5,9 @@
 //
 // A [Source] keeps the promises of [cdc.Source]. In particular:
 //
-//   - Rows are handed over when the end of their transaction has been read, or, for a
-//     large transaction, in parts that count for nothing before the last one. Rows of XA
+//   - Rows are handed over when the end of their transaction has been read, large ones
+//     in parts that count for nothing before the last one. Those above one part are read twice: a
+//     server may log what was rolled back, and only the end tells. Rows of XA
 //     transactions are never handed over, because the binlog has them before the verdict.
 //   - The position is that of a transaction's end, always: nothing open and nothing
 //     pending ? end of the last transaction : end of the last one that was acknowledged.

@@ -185,7 +185,7 @@ func classifyStart(err error, cfg *driver.Config) error {
 // classifyStream sorts the end of a stream. Texts of the log's library never pass on
 // as they are: they quote rows.
 func classifyStream(err error) error {
-	if s := new(cdc.SourceError); err == nil || errors.As(err, &s) {
+	if s, large := new(cdc.SourceError), new(largeCommit); err == nil || errors.As(err, &s) || errors.As(err, &large) {
 		return err
 	}
 	switch {

@@ -50,7 +50,9 @@ type memory struct {
 	// that the library itself cannot read.
 	undecodable string
 	skip        *skipped
-	foreign     int64
+	// certain are large transactions that are known to be committed.
+	certain []string
+	foreign int64
 }
 
 // skipped is a transaction that is left out: reading goes on after it, if it has a name,
@@ -219,7 +221,7 @@ func (s *Source) inherit(tenure Tenure) {
 	}
 	s.memory = memory{
 		epoch: tenure.Epoch(), resume: resume, identity: identity,
-		refusal: known.refusal, undecodable: known.undecodable, foreign: known.foreign,
+		refusal: known.refusal, undecodable: known.undecodable, certain: known.certain, foreign: known.foreign,
 	}
 	if resume == "" {
 		s.memory.resume = saved
@@ -258,6 +260,9 @@ func (s *Source) reign(ctx context.Context, tenure Tenure, out chan<- cdc.Transa
 		progress, err := s.live(ctx, tenure, out)
 		if ctx.Err() != nil || cdc.IsPermanent(err) || errors.Is(err, errTenure) {
 			return err
+		}
+		if large := new(largeCommit); errors.As(err, &large) {
+			continue // nothing is wrong
 		}
 		s.status.reconnects.Add(1)
 		if progress && reasonOf(err) != reasonServerID && reasonOf(err) != reasonDecode {

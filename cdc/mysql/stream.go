@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/go-mysql-org/go-mysql/replication"
@@ -52,7 +53,7 @@ func (st *stream) open(ctx context.Context, start place, gap *cdc.Gap) error {
 	st.asm.fold = st.facts.fold
 	st.asm.emit = st.handOver
 	st.asm.warn = st.s.warnOnce
-	st.asm.forgive = st.s.memory.undecodable
+	st.asm.forgive, st.asm.certain = st.s.memory.undecodable, st.s.memory.certain
 	st.asm.lookUp = func(t Table) (definition, error) {
 		d, err := describe(st.ctx, st.side, t)
 		if err != nil {
@@ -252,6 +253,9 @@ func (st *stream) learn(err error) {
 	if bad := new(undecodable); errors.As(err, &bad) {
 		st.skip(bad)
 	}
+	if large := new(largeCommit); errors.As(err, &large) {
+		m.certain = append(slices.Clone(m.certain[max(0, len(m.certain)-mostCertain+1):]), large.transaction)
+	}
 	if number, text := serverError(err); number == errBinlogFatal && !sameID(text) {
 		if m.refusal.at != m.resume {
 			m.refusal = refusal{at: m.resume}
@@ -280,5 +284,8 @@ func (st *stream) skip(bad *undecodable) {
 		detail: fmt.Sprintf("transaction %s cannot be decoded", bad.transaction),
 	}
 }
+
+// mostCertain is more than the large transactions that can be on their way at a time.
+const mostCertain = 64
 
 func ptr[T any](v T) *T { return &v }
