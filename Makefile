@@ -14,6 +14,7 @@ TESTFLAGS ?= -race -count=1 -timeout=30m -p=3 -parallel=4
 FUZZTIME  ?= 30s
 SOAK      ?= 1h
 ARGS      ?=
+BENCH     ?=
 
 .DEFAULT_GOAL := help
 
@@ -70,6 +71,10 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 .PHONY: soak
 soak: servers ## the guarantee tests at full size; RUN picks some, SOAK says for how long (1h)
 	@SOAK=$(SOAK) scripts/test.sh -race -count=1 -timeout=0 -p=1 -v $(if $(RUN),-run='$(RUN)') ./test/integration/... ./test/containers/... ./cdc/...
+
+.PHONY: bench
+bench: servers ## measure beside River and others, bench/results.json (BENCH="-only drain -events 20000")
+	@cd bench && go run . -out results.json $(BENCH)
 
 .PHONY: cover
 cover: servers ## test coverage, dist/cover.html

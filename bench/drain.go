@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// drained is one drain.
+type drained struct {
+	rate float64
+	// insert is what it cost to insert the events, work what it cost to deliver them.
+	insert, work cost
+}
+
+// drainAll compares 1, 3 and 10 handlers with River.
+func drainAll(ctx context.Context, b *bench) error {
+	b.report.Setup["drained"] = fmt.Sprintf("%d events or jobs, inserted before the clock starts", b.events)
+	for round := range b.rounds {
+		var ours, river drained
+		err := inTurn(round,
+			func() (err error) { ours, err = b.drain(ctx, 1); return err },
+			func() (err error) { river, err = b.drainRiver(ctx, jobPad); return err })
+		if err != nil {
+			return err
+		}
+		b.report.show("drain, 1 handler", "cdc-dispatcher", "deliveries/s", ours.rate)
+		b.report.show("drain, 1 handler", "river", "jobs/s", river.rate)
+		b.report.ratio("drain, 1 handler, over River", "≥ 2.0", ours.rate/river.rate)
+		for _, handlers := range []int{3, 10} {
+			many, err := b.drain(ctx, handlers)
+			if err != nil {
+				return err
+			}
+			name := fmt.Sprintf("drain, %d handlers", handlers)
+			b.report.show(name, "cdc-dispatcher", "deliveries/s", many.rate)
+			b.report.ratio(name+", over 1 handler", "≥ 1.0", many.rate/ours.rate)
+		}
+	}
+	return nil
+}
+
+// inTurn runs a before b, or b before a.
+func inTurn(round int, a, b func() error) error {
+	if round%2 == 1 {
+		a, b = b, a
+	}
+	if err := a(); err != nil {
+		return err
+	}
+	return b()
+}
+
+// drain commits events and then starts the dispatcher: the clock runs from its start until the last
+// outcome is in the table.
+func (b *bench) drain(ctx context.Context, handlers int) (d drained, err error) {
+	// The total of deliveries stays near that of one handler.
+	events := max(b.events*2/(handlers+1), 1)
+	if handlers == 1 {
+		events = b.events
+	}
+	err = b.with(ctx, func(w *world) error {
+		if err := w.migrateEvents(ctx); err != nil {
+			return err
+		}
+		d.insert, err = w.metered(ctx, func() error { return w.insertEvents(ctx, 0, events, b.perTx) })
+		if err != nil {
+			return err
+		}
+		if err := w.sizes(ctx, "events", "eventlog.events", "payload"); err != nil {
+			return err
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		r := newReceipts(handlers, events)
+		d.work, err = w.metered(ctx, func() error {
+			return w.profiled(ctx, fmt.Sprintf("drain %d", handlers), func() error {
+				d.rate, err = w.drainRate(ctx, handlers, r)
+				return err
+			})
+		})
+		if err != nil {
+			return err
+		}
+		return w.ledger(ctx, handlers, r)
+	})
+	return d, err
+}
+
+func (w *world) drainRate(ctx context.Context, handlers int, r *receipts) (float64, error) {
+	begun := time.Now()
+	running, err := startDispatcher(w.dsn(), noOps(handlers, r))
+	if err != nil {
+		return 0, err
+	}
+	if err := w.finished(ctx, r, openDeliveries); err != nil {
+		_ = running.end()
+		return 0, err
+	}
+	took := time.Since(begun)
+	return float64(r.events*handlers) / took.Seconds(), running.end()
+}
+
+// finished waits until every handler has been started for every event, and then until every
+// outcome is in the table.
+func (w *world) finished(ctx context.Context, r *receipts, open string) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	defer cancel()
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		return fmt.Errorf("%d deliveries have not started: %w", r.left.Load(), ctx.Err())
+	}
+	return w.gone(ctx, "outcomes that are not written", open)
+}
+
+func (b *bench) drainRiver(ctx context.Context, pad int) (d drained, err error) {
+	err = b.with(ctx, func(w *world) error {
+		if err := w.migrateRiver(ctx); err != nil {
+			return err
+		}
+		r := newReceipts(1, b.events)
+		side, err := newRiver(w.dsn(), r)
+		if err != nil {
+			return err
+		}
+		defer side.pool.Close()
+		d.insert, err = w.metered(ctx, func() error { return w.insertJobs(ctx, side, b.events, pad) })
+		if err != nil {
+			return err
+		}
+		if err := w.sizes(ctx, "river jobs", "river_job", "args"); err != nil {
+			return err
+		}
+		if err := w.settle(ctx); err != nil {
+			return err
+		}
+		d.work, err = w.metered(ctx, func() error {
+			return w.profiled(ctx, "drain river", func() error {
+				begun := time.Now()
+				if err := side.client.Start(ctx); err != nil {
+					return err
+				}
+				if err := w.finished(ctx, r, openJobs); err != nil {
+					return err
+				}
+				d.rate = float64(b.events) / time.Since(begun).Seconds()
+				return side.end()
+			})
+		})
+		if err != nil {
+			return err
+		}
+		return w.riverLedger(ctx, r)
+	})
+	return d, err
+}
+
+// with runs fn on a fresh database and drops it.
+func (b *bench) with(ctx context.Context, fn func(*world) error) error {
+	w, err := b.fresh(ctx)
+	if err != nil {
+		return err
+	}
+	err = fn(w)
+	if dropped := w.drop(); err == nil {
+		err = dropped
+	}
+	return err
+}
+
+// metered says what fn cost.
+func (w *world) metered(ctx context.Context, fn func() error) (cost, error) {
+	before, err := w.cost(ctx)
+	if err != nil {
+		return cost{}, err
+	}
+	if err := fn(); err != nil {
+		return cost{}, err
+	}
+	after, err := w.cost(ctx)
+	return after.since(before), err
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// options are the sizes of a run.
+type options struct {
+	events, rounds, perTx int
+	history               int
+	backlog               int
+	seconds               time.Duration
+	major                 int
+	only                  *regexp.Regexp
+	out, profile          string
+	plans                 bool
+}
+
+// experiment makes one or more figures of the report.
+type experiment struct {
+	name string
+	// what says in one line what is measured.
+	what string
+	run  func(ctx context.Context, b *bench) error
+}
+
+func experiments() []experiment {
+	return []experiment{
+		{"drain", "committed events to SUCCEEDED, beside jobs worked by River", drainAll},
+	}
+}
+
+func main() {
+	if err := realMain(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func realMain() error {
+	o, err := parse()
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	b := &bench{options: o, report: newReport(o)}
+	var failed []error
+	for _, e := range experiments() {
+		if ctx.Err() != nil || !o.only.MatchString(e.name) {
+			continue
+		}
+		fmt.Fprintf(os.Stderr, "== %s: %s\n", e.name, e.what)
+		if err := b.on(ctx, e); err != nil {
+			// The other figures do not depend on it.
+			failed = append(failed, fmt.Errorf("%s: %w", e.name, err))
+			fmt.Fprintln(os.Stderr, "bench:", failed[len(failed)-1])
+		}
+	}
+	b.report.print(os.Stdout)
+	if o.out != "" {
+		failed = append(failed, b.report.write(o.out))
+	}
+	return errors.Join(failed...)
+}
+
+func parse() (options, error) {
+	var names []string
+	for _, e := range experiments() {
+		names = append(names, e.name)
+	}
+	o := options{}
+	var only string
+	flag.IntVar(&o.events, "events", 200_000, "events of a drain")
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds of each figure")
+	flag.IntVar(&o.perTx, "per-tx", 1, "events in one transaction of the application")
+	flag.IntVar(&o.history, "history", 5_000_000, "finished deliveries of the history figure")
+	flag.IntVar(&o.backlog, "backlog", 1_000_000, "undelivered events of the backlog figure")
+	flag.DurationVar(&o.seconds, "for", 20*time.Second, "how long a rate is offered for a latency")
+	flag.IntVar(&o.major, "postgres", 0, "major version of PostgreSQL; 0 is the newest that is installed")
+	flag.StringVar(&only, "only", "", "regular expression of the figures to make: "+strings.Join(names, ", "))
+	flag.StringVar(&o.out, "out", "", "file for the results as JSON")
+	flag.StringVar(&o.profile, "profile", "", "folder for CPU profiles and for the statements of the server")
+	flag.BoolVar(&o.plans, "plans", false, "with -profile: copy the server's log there, with the plans of statements over 20 ms; falsifies the figures")
+	flag.Parse()
+	var err error
+	if o.only, err = regexp.Compile(only); err != nil {
+		return o, fmt.Errorf("-only: %w", err)
+	}
+	if !slices.ContainsFunc(names, o.only.MatchString) {
+		return o, fmt.Errorf("-only %s matches none of %s", only, strings.Join(names, ", "))
+	}
+	if o.events < 1 || o.rounds < 1 || o.perTx < 1 {
+		return o, errors.New("-events, -rounds and -per-tx must be positive")
+	}
+	if o.plans && o.profile == "" {
+		return o, errors.New("-plans needs -profile")
+	}
+	return o, nil
+}
