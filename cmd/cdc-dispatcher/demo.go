@@ -29,9 +29,6 @@ tables and from the application's own account. The exit code is not 0 when a pro
 			}
 			c.Out, c.Live, c.Color = a.err, isTerminal(a.err), a.color()
 			if a.quiet {
-				if kind, ok := config.DatabaseOf(c.DSN); ok && c.DSN != "" && (!cmd.Flags().Changed("database") || c.Database.IsMySQL() == kind.IsMySQL()) {
-					c.Database = kind
-				}
 				c.Out, c.Live = io.Discard, false
 			}
 			result, err := demo.Run(cmd.Context(), c)
