@@ -18,6 +18,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // childVariable carries the life of a child process, as JSON.
@@ -126,7 +127,7 @@ func (w *world) spawn(c childLife) *child {
 	}
 	ch := &child{w: w, process: c.Process, receipts: c.Receipts, cmd: exec.Command(self)}
 	ch.cmd.Env = append(os.Environ(), childVariable+"="+string(life))
-	ch.cmd.SysProcAttr = dieWithParent()
+	ch.cmd.SysProcAttr = testbed.DieWithParent()
 	stdout, err := ch.cmd.StdoutPipe()
 	if err != nil {
 		w.t.Fatal(err)

@@ -1,56 +1,22 @@
 package integration
 
 import (
-	"context"
-	"log/slog"
-	"regexp"
-	"strings"
+	"fmt"
 	"testing"
+	"time"
 
-	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
-	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
-	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
-// database is what a world needs of its kind of server. SQL that tests share between
-// kinds is written for PostgreSQL with these rules: our tables are called eventlog.x, {now} is the
-// database's now in UTC, parameters $1, $2 … come once each and in order.
-type database interface {
-	// title is the server with its version, for the table at the end.
-	title() string
-	dsn() string
-	// setup makes the product's tables and the application's.
-	setup(ctx context.Context) error
-	exec(ctx context.Context, sql string, args ...any) error
-	// table reads a result as text; a null is "NULL".
-	table(ctx context.Context, sql string, args ...any) ([][]string, error)
-	begin(ctx context.Context) (transaction, error)
-	write(ctx context.Context, c workload.Config) error
-	// stored reads the ids of all event rows, rows the deliveries.
-	stored(ctx context.Context) (map[string]struct{}, error)
-	rows(ctx context.Context) ([]ledger.Row, error)
-	// streaming says that a dispatcher reads the log.
-	streaming(ctx context.Context) bool
-	// lockDeliveries locks the delivery table against writers, and against readers too
-	// when all is set.
-	lockDeliveries(ctx context.Context, all bool) (unlock func() error, err error)
-	// refusePayloads makes the delivery table refuse payloads that have the key "refuse".
-	refusePayloads(ctx context.Context) error
-	// crash, stop and start are for a server of the test's own.
-	crash() error
-	stop(ctx context.Context) error
-	start(ctx context.Context) error
-}
+// slotName is the slot and publication of every dispatcher under test.
+const slotName = testbed.SlotName
 
-// transaction is an open transaction of the application.
-type transaction interface {
-	// insert writes one event row per id. An empty payload is NULL.
-	insert(ctx context.Context, ids []string, eventType, payload string) error
-	// insertSentinel writes the row of an action without events (A23).
-	insertSentinel(ctx context.Context) error
-	commit(ctx context.Context) error
-	rollback(ctx context.Context) error
-}
+// postgres and mysql are the kinds of database.
+type (
+	postgres = testbed.Postgres
+	mysql    = testbed.MySQL
+)
 
 // eachDatabase runs fn as one subtest per kind and version of server, each with a
 // fresh database on a shared server. The servers are tested at the same time, because most of a
@@ -68,29 +34,53 @@ func eachServer(t *testing.T, fn func(t *testing.T, w *world)) {
 	eachMySQLServer(t, nil, fn)
 }
 
-// parts is what a dispatcher is wired of for a kind of database.
-type parts struct {
-	store pipeline.Store
-	// readLog completes the configuration with the reader of the log.
-	readLog func(config *pipeline.Config, o options, logger *slog.Logger) error
-	close   func()
+// eachPostgres runs fn with a fresh database on the shared server of each version.
+func eachPostgres(t *testing.T, fn func(t *testing.T, w *world)) {
+	t.Helper()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
+		db := testdb.Postgres(t, major)
+		fn(t, newWorld(t, &postgres{Server: db.Server(), URL: db.DSN(), Pool: db.Pool()}))
+	})
 }
 
-// partsOf makes them from a child's or a test's options.
-func partsOf(ctx context.Context, o options) (parts, error) {
-	if strings.HasPrefix(o.DSN, "postgres") {
-		return postgresParts(ctx, o)
-	}
-	return mysqlParts(ctx, o)
+// eachPostgresServer does the same on servers of the test's own.
+func eachPostgresServer(t *testing.T, settings map[string]string, fn func(t *testing.T, w *world)) {
+	t.Helper()
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
+		fn(t, newWorld(t, testbed.OwnPostgres(t, major, settings)))
+	})
 }
 
-var parameter = regexp.MustCompile(`\$\d+`)
+// eachMySQL runs fn with a fresh database on the shared server of each kind.
+func eachMySQL(t *testing.T, fn func(t *testing.T, w *world)) {
+	t.Helper()
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
+		db := testdb.MySQL(t, kind)
+		fn(t, newWorld(t, &mysql{Kind: kind, Server: db.Server(), Name: db.Name(), Pool: db.Pool()}))
+	})
+}
 
-// dialect rewrites shared SQL: the name of the schema, the clock and the parameters.
-func dialect(sql, schema, now, param string) string {
-	sql = strings.NewReplacer("eventlog.", schema+".", "{now}", now).Replace(sql)
-	if param != "" {
-		sql = parameter.ReplaceAllLiteralString(sql, param)
-	}
-	return sql
+// eachMySQLServer does the same on servers of the test's own.
+func eachMySQLServer(t *testing.T, settings map[string]string, fn func(t *testing.T, w *world)) {
+	t.Helper()
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
+		fn(t, newWorld(t, testbed.OwnMySQL(t, kind, settings)))
+	})
+}
+
+// senderTimeout sets wal_sender_timeout for every later replication session of this
+// database; the reader answers twice in that time.
+func (w *world) senderTimeout(d time.Duration) {
+	w.t.Helper()
+	w.alterDatabase(fmt.Sprintf("wal_sender_timeout = %d", d.Milliseconds()))
+}
+
+// alterDatabase changes a setting for every later session of the database.
+func (w *world) alterDatabase(setting string) {
+	w.t.Helper()
+	w.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET ` + setting + `', current_database()); END $$`)
 }

@@ -12,7 +12,7 @@ import (
 // snapshotDeliveries reads every delivery row as text, by its id.
 func (w *world) snapshotDeliveries() map[string]string {
 	w.t.Helper()
-	rows, err := w.db.table(w.t.Context(), `SELECT n.id, n.* FROM eventlog.event_notifications n`)
+	rows, err := w.db.Table(w.t.Context(), `SELECT n.id, n.* FROM eventlog.event_notifications n`)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // Two large transactions are written in turns, so that the server has to spill
@@ -17,8 +18,8 @@ import (
 // end; one is committed and seen whole, the other is rolled back and never seen (B23).
 func TestGuarantee_RolledBackAndInterleaved(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
-		if p, ok := w.db.(*postgres); ok {
-			p.alterDatabase(t, "logical_decoding_work_mem = 64") // kB: the large ones are spilled
+		if _, ok := w.db.(*postgres); ok {
+			w.alterDatabase("logical_decoding_work_mem = 64") // kB: the large ones are spilled
 		}
 		d := w.dispatch(options{}, steadyAndMoody(), hooks{})
 		w.streaming()
@@ -27,7 +28,7 @@ func TestGuarantee_RolledBackAndInterleaved(t *testing.T) {
 		kept, undone := w.begin(), w.begin()
 		var keptEvents, undoneEvents []ledger.Event
 		for range 10 {
-			n := size(300, 30_000)
+			n := testbed.Size(300, 30_000)
 			keptEvents = append(keptEvents, w.insert(kept, n, "order.kept", `{"n": 1}`)...)
 			undoneEvents = append(undoneEvents, w.insert(undone, n, "order.undone", `{"n": 2}`)...)
 			after := w.emit(1, "order.between", `{}`)
@@ -47,7 +48,7 @@ func TestGuarantee_RolledBackAndInterleaved(t *testing.T) {
 		d.stop()
 		w.wrecked = append(w.wrecked, "rollbacks, savepoints, spilled transactions")
 		report := w.verdict()
-		if report.RolledBack < 10*size(300, 30_000) {
+		if report.RolledBack < 10*testbed.Size(300, 30_000) {
 			t.Errorf("only %d events were rolled back", report.RolledBack)
 		}
 	})

@@ -7,10 +7,11 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // kills is how often a dispatcher is killed under load.
-func kills() int { return size(6, 24) }
+func kills() int { return testbed.Size(6, 24) }
 
 // The dispatcher is killed with SIGKILL at random points of its life, from its
 // first connection on, while 16 writers go on committing. Nothing is lost, and
@@ -121,7 +122,7 @@ func (w *world) heard(lsn string) {
 // returned function unlocks it.
 func (w *world) lockDeliveries(all bool) (unlock func()) {
 	w.t.Helper()
-	end, err := w.db.lockDeliveries(w.t.Context(), all)
+	end, err := w.db.LockDeliveries(w.t.Context(), all)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -190,7 +191,7 @@ func TestB9_EventsOfADowntimeComeThroughTheLog(t *testing.T) {
 // first, so the overlap is absorbed and there is no hole.
 func TestB32_KilledDuringTheFirstDrain(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
-		backlog := size(4000, 100_000)
+		backlog := testbed.Size(4000, 100_000)
 		w.emit(backlog, "order.placed", `{"old": true}`)
 		end := w.write(workload.Config{Writers: 4, Rate: 100})
 		for range 10 {
@@ -239,7 +240,7 @@ func TestQ6_RowsOfAKilledProcessAreClaimedAgain(t *testing.T) {
 // server shares.
 func (w *world) leaseEnds() map[ledger.Pair]time.Time {
 	w.t.Helper()
-	rows, err := w.db.table(w.t.Context(), `SELECT event_id, handler_name, lease_until
+	rows, err := w.db.Table(w.t.Context(), `SELECT event_id, handler_name, lease_until
 		FROM eventlog.event_notifications WHERE lease_until IS NOT NULL AND state IN ('PENDING', 'FAILED')`)
 	if err != nil {
 		w.t.Fatal(err)

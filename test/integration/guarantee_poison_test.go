@@ -67,7 +67,7 @@ func TestGuarantee_PoisonEvent(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
 		const maxPayload = 64 << 10
 		w.subscribers = func(string) []string { return []string{"steady", "fragile", "choosy"} }
-		if err := w.db.refusePayloads(t.Context()); err != nil {
+		if err := w.db.RefusePayloads(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		bad := handle("fragile", event.Typed(fragile).Handle)
@@ -87,7 +87,7 @@ func TestGuarantee_PoisonEvent(t *testing.T) {
 			events = append(events, w.insert(tx, 1, p.eventType, p.payload)...)
 			events = append(events, w.insert(tx, 10, "order.placed", `{"total": 1}`)...)
 		}
-		if err := tx.insertSentinel(t.Context()); err != nil {
+		if err := tx.InsertSentinel(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		w.commit(tx, events)

@@ -9,6 +9,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // The server crashes under load, three times, and comes back on its own data.
@@ -20,12 +21,12 @@ func TestGuarantee_ServerCrashAndRestart(t *testing.T) {
 		end := w.write(workload.Config{Writers: 8, Rate: 200, Faults: true})
 		for range 3 {
 			w.letPass(50 + w.rng.IntN(150))
-			if err := w.db.crash(); err != nil {
+			if err := w.db.Crash(); err != nil {
 				t.Fatal(err)
 			}
 			w.fault("")
 			w.wrecked = append(w.wrecked, "server crash")
-			if err := w.db.start(t.Context()); err != nil {
+			if err := w.db.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -68,13 +69,13 @@ func TestGuarantee_SlotDroppedUnderLoad(t *testing.T) {
 func (w *world) dropSlot() {
 	w.t.Helper()
 	testdb.WaitFor(w.t, "the slot to be dropped", func() bool {
-		err := w.db.exec(w.t.Context(), `
+		err := w.db.Exec(w.t.Context(), `
 			SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = $1`, slotName)
 		if err != nil {
 			w.t.Fatal(err)
 		}
 		// Fails while the session is still there, or when a new one was quicker.
-		return w.db.exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slotName) == nil
+		return w.db.Exec(w.t.Context(), `SELECT pg_drop_replication_slot($1)`, slotName) == nil
 	})
 }
 
@@ -94,7 +95,7 @@ func TestGuarantee_FanOutBlockedWhileWalSenderTimeout5s(t *testing.T) {
 		w.wrecked = append(w.wrecked, "fan-out blocked for 2 × wal_sender_timeout")
 		locked := w.text(`SELECT clock_timestamp()::text`)
 		for range 10 {
-			w.emit(size(400, 5000), "order.placed", `{"filler": "`+filler(2000)+`"}`)
+			w.emit(testbed.Size(400, 5000), "order.placed", `{"filler": "`+filler(2000)+`"}`)
 		}
 		testdb.WaitFor(t, "twice wal_sender_timeout", func() bool {
 			return w.number(`SELECT (clock_timestamp() - $1::timestamptz > interval '10.5 s')::int`, locked) == 1
@@ -176,13 +177,13 @@ func (w *world) restart(when string, prepare func()) {
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
 	defer cancel()
 	began := time.Now()
-	if err := w.db.stop(ctx); err != nil {
+	if err := w.db.Stop(ctx); err != nil {
 		w.t.Fatalf("shutdown %s: %v", when, err)
 	}
 	w.t.Logf("shutdown %s took %s", when, time.Since(began).Round(time.Millisecond))
 	w.fault("")
 	w.wrecked = append(w.wrecked, "shutdown "+when)
-	if err := w.db.start(w.t.Context()); err != nil {
+	if err := w.db.Start(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -201,10 +202,10 @@ func TestGuarantee_EventTableIdleWhileNeighboursWrite1GB(t *testing.T) {
 		w.emit(1, "order.placed", `{}`)
 		w.settle()
 
-		half := size(100, 512) // MB
-		w.fillLog(w.db.dsn(), half)
+		half := testbed.Size(100, 512) // MB
+		w.fillLog(w.db.DSN(), half)
 		w.slotFollows("a busy table of the same database")
-		w.fillLog(w.postgres().server.DSN("elsewhere"), half)
+		w.fillLog(w.postgres().Server.DSN("elsewhere"), half)
 		w.slotFollows("a busy database of the same server")
 
 		d.stop()
@@ -223,9 +224,9 @@ func (w *world) ourWrites(want int64) int64 {
 	w.t.Helper()
 	testdb.WaitFor(w.t, "the dispatcher's sessions to end", func() bool {
 		return w.number(`SELECT count(*) FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender')`) <=
-			int64(w.postgres().pool.Stat().TotalConns())
+			int64(w.postgres().Pool.Stat().TotalConns())
 	})
-	w.postgres().pool.Reset() // ours too
+	w.postgres().Pool.Reset() // ours too
 	const query = `SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint FROM pg_stat_user_tables
 		WHERE schemaname = 'eventlog' AND relname NOT IN ('handlers', 'cdc_dispatcher_migrations')`
 	testdb.WaitFor(w.t, "the counts of ended sessions", func() bool { return w.number(query) >= want })

@@ -14,6 +14,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // 1, 2: the process is killed between the row events of one large transaction, while the
@@ -31,7 +32,7 @@ func TestMySQL1_KilledInsideALargeTransaction(t *testing.T) {
 		proxy.Delay(10 * time.Millisecond) // for each 32 kB: the transaction takes more than a second
 		const rows, length = 500, 4000
 		w.emit(rows, "order.large", `{"filler": "`+filler(length)+`"}`)
-		for range size(4, 100) {
+		for range testbed.Size(4, 100) {
 			target := int64(length * (50 + w.rng.IntN(350)))
 			before := proxy.BytesForwarded()
 			testdb.WaitFor(t, "a part of the transaction on the wire", func() bool { return proxy.BytesForwarded()-before >= target })
@@ -62,7 +63,7 @@ func TestMySQL3_CutInsideALargeTransaction(t *testing.T) {
 		o := neverPoll
 		o.LogDSN, o.Binlog = dsn, binlogOptions{MaxRecords: 6, BackoffMin: time.Millisecond}
 		const rows, length = 60, 8000
-		cuts := int64(size(34, 100)) // on each of three servers
+		cuts := int64(testbed.Size(34, 100)) // on each of three servers
 		var again atomic.Int64
 		d := w.dispatch(o, steadyAndMoody()[:1], hooks{source: func(s cdc.Source) cdc.Source {
 			return &counter{s, &again}
@@ -175,7 +176,7 @@ func (w *world) purge() {
 	testdb.WaitFor(w.t, "the log to be purged", func() bool {
 		// A server keeps a file that somebody reads, or that it would need after a crash.
 		w.exec("FLUSH BINARY LOGS")
-		rows, err := w.db.table(w.t.Context(), "SHOW BINARY LOGS")
+		rows, err := w.db.Table(w.t.Context(), "SHOW BINARY LOGS")
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -189,15 +190,15 @@ func (w *world) purge() {
 // follows, and what the dispatcher writes itself is no reason to write it again.
 func TestMySQL23_IdleTableBesideABusyNeighbour(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
-		w.exec("CREATE DATABASE " + w.mysql().name + "_else")
-		w.t.Cleanup(func() { _ = w.db.exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+w.mysql().name+"_else") })
-		neighbour := w.mysql().name + "_else.neighbour"
+		w.exec("CREATE DATABASE " + w.mysql().Name + "_else")
+		w.t.Cleanup(func() { _ = w.db.Exec(context.WithoutCancel(t.Context()), "DROP DATABASE "+w.mysql().Name+"_else") })
+		neighbour := w.mysql().Name + "_else.neighbour"
 		w.exec("CREATE TABLE " + neighbour + " (id int AUTO_INCREMENT PRIMARY KEY, note text)")
 		o := options{Grace: time.Hour, PollInterval: 50 * time.Millisecond, Binlog: binlogOptions{SaveInterval: 20 * time.Millisecond}}
 		d := w.dispatch(o, steadyAndMoody(), hooks{})
 		w.streaming()
 		w.logBrings(d)
-		for range size(20, 100) {
+		for range testbed.Size(20, 100) {
 			w.exec("INSERT INTO " + neighbour + " (note) VALUES ('x')")
 			w.exec("FLUSH BINARY LOGS")
 		}
@@ -230,7 +231,7 @@ func TestMySQL23_IdleTableBesideABusyNeighbour(t *testing.T) {
 
 // executed is the end of the server's log as a position without its kind.
 func (w *world) executed() string {
-	if w.mysql().kind.IsMariaDB() {
+	if w.mysql().Kind.IsMariaDB() {
 		return w.text("SELECT @@GLOBAL.gtid_binlog_pos")
 	}
 	return strings.ReplaceAll(w.text("SELECT @@GLOBAL.gtid_executed"), "\n", "")
@@ -239,7 +240,7 @@ func (w *world) executed() string {
 // contains says that a position is at or after an end of the log.
 func (w *world) contains(position, end string) bool {
 	_, set, _ := strings.Cut(position, ":")
-	if !w.mysql().kind.IsMariaDB() {
+	if !w.mysql().Kind.IsMariaDB() {
 		return w.number("SELECT GTID_SUBSET(?, ?)", end, set) == 1
 	}
 	return sequence(set) >= sequence(end)
@@ -330,7 +331,7 @@ func TestMySQL43_SenderKilled(t *testing.T) {
 			w.letPass(20)
 			testdb.WaitFor(t, "a sender to be killed", func() bool {
 				id := w.dump()
-				return id != 0 && w.db.exec(t.Context(), fmt.Sprintf("KILL CONNECTION %d", id)) == nil
+				return id != 0 && w.db.Exec(t.Context(), fmt.Sprintf("KILL CONNECTION %d", id)) == nil
 			})
 			w.wrecked = append(w.wrecked, "sender killed")
 		}
@@ -348,8 +349,8 @@ func TestMySQL43_SenderKilled(t *testing.T) {
 // other's streams on MariaDB; neither hurries, one says why, and all is delivered.
 func TestMySQL46_TheSameServerIDTwice(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
-		db := testdb.MySQL(t, w.mysql().kind)
-		other := newWorld(t, &mysql{kind: db.Kind(), server: db.Server(), name: db.Name(), pool: db.Pool()})
+		db := testdb.MySQL(t, w.mysql().Kind)
+		other := newWorld(t, &mysql{Kind: db.Kind(), Server: db.Server(), Name: db.Name(), Pool: db.Pool()})
 		o := options{Binlog: binlogOptions{ServerID: 4242}}
 		begun := time.Now()
 		a, b := w.dispatch(o, steadyAndMoody(), hooks{}), other.dispatch(o, steadyAndMoody(), hooks{})
@@ -364,7 +365,7 @@ func TestMySQL46_TheSameServerIDTwice(t *testing.T) {
 			}
 			return n
 		}
-		if w.mysql().kind.IsMariaDB() {
+		if w.mysql().Kind.IsMariaDB() {
 			testdb.WaitFor(t, "one of them to be told why", func() bool {
 				return slices.ContainsFunc([]*life{a, b}, func(d *life) bool {
 					h := d.pipe.Health()

@@ -63,7 +63,7 @@ func TestGuarantee_StaleReaderMovesNoPosition(t *testing.T) {
 		}
 		taker.stop()
 
-		rows, err := w.db.table(t.Context(), `SELECT position FROM eventlog.history WHERE position <> '' ORDER BY id`)
+		rows, err := w.db.Table(t.Context(), `SELECT position FROM eventlog.history WHERE position <> '' ORDER BY id`)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,14 +97,14 @@ func (w *world) holder(standby *life) (id string) {
 func TestMySQL48_CrashBetweenTheStatementsOfAFanOut(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
 		m := w.mysql()
-		cut := newStepCutter(t, m.name)
-		cfg, err := driver.ParseDSN(m.dsn())
+		cut := newStepCutter(t, m.Name)
+		cfg, err := driver.ParseDSN(m.DSN())
 		if err != nil {
 			t.Fatal(err)
 		}
 		cfg.Net = cut.network
 		o := neverPoll
-		o.LogDSN, o.Binlog.SaveInterval = m.dsn(), time.Hour
+		o.LogDSN, o.Binlog.SaveInterval = m.DSN(), time.Hour
 		w.db = otherDSN{m, cfg.FormatDSN()}
 		d := w.dispatch(o, steadyAndMoody(), hooks{})
 		w.db = m
@@ -153,7 +153,7 @@ type otherDSN struct {
 	reached string
 }
 
-func (o otherDSN) dsn() string { return o.reached }
+func (o otherDSN) DSN() string { return o.reached }
 
 // stepCutter counts the statements of the transaction that fans an event out, and ends
 // its connection at one of them.
@@ -287,7 +287,7 @@ func TestGuarantee_SameBytesByTheLogAndByThePoller(t *testing.T) {
 			if a, b := got[ids[0][i]], got[ids[1][i]]; a != b || a != stored {
 				t.Errorf("%s\n by the log %s\n by the poller %s\n stored %s", document, a, b, stored)
 			}
-			if w.mysql().kind.IsMariaDB() && stored != document {
+			if w.mysql().Kind.IsMariaDB() && stored != document {
 				t.Errorf("MariaDB stores %s as %s: the test thinks that it keeps the text", document, stored)
 			}
 		}
@@ -301,11 +301,11 @@ func TestGuarantee_SameBytesByTheLogAndByThePoller(t *testing.T) {
 func TestMySQL25_SeenButNotVisible(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
 		prefix := "rpl_semi_sync_master"
-		if !w.mysql().kind.IsMariaDB() {
+		if !w.mysql().Kind.IsMariaDB() {
 			prefix = "rpl_semi_sync_source"
 			w.exec("INSTALL PLUGIN " + prefix + " SONAME 'semisync_source.so'")
 			t.Cleanup(func() {
-				if err := w.db.exec(context.WithoutCancel(t.Context()), "UNINSTALL PLUGIN "+prefix); err != nil {
+				if err := w.db.Exec(context.WithoutCancel(t.Context()), "UNINSTALL PLUGIN "+prefix); err != nil {
 					t.Error(err)
 				}
 			})
@@ -313,13 +313,13 @@ func TestMySQL25_SeenButNotVisible(t *testing.T) {
 		w.setGlobal(prefix+"_timeout", "3600000") // ms: the test ends it
 		w.exec("SET GLOBAL " + prefix + "_wait_point = 'AFTER_SYNC'")
 		m := w.mysql()
-		cfg, err := driver.ParseDSN(m.dsn())
+		cfg, err := driver.ParseDSN(m.DSN())
 		if err != nil {
 			t.Fatal(err)
 		}
 		cfg.Params = map[string]string{"sql_log_bin": "0"} // or our own commits would be held as well
 		w.db = otherDSN{m, cfg.FormatDSN()}
-		d := w.dispatch(options{LogDSN: m.dsn(), Lease: time.Minute}, steadyAndMoody(), hooks{})
+		d := w.dispatch(options{LogDSN: m.DSN(), Lease: time.Minute}, steadyAndMoody(), hooks{})
 		w.db = m
 		w.streaming()
 		end := w.write(workload.Config{Writers: 8, Rate: 200})
@@ -361,7 +361,7 @@ func TestMySQL45_ServerRestartsAndFreezes(t *testing.T) {
 		w.settle()
 		w.streaming()
 
-		if err := w.mysql().server.Freeze(); err != nil {
+		if err := w.mysql().Server.Freeze(); err != nil {
 			t.Fatal(err)
 		}
 		w.fault(d.process)
@@ -379,7 +379,7 @@ func TestMySQL45_ServerRestartsAndFreezes(t *testing.T) {
 				return false
 			}
 		})
-		if err := w.mysql().server.Thaw(); err != nil {
+		if err := w.mysql().Server.Thaw(); err != nil {
 			t.Fatal(err)
 		}
 		w.emit(10, "order.placed", `{}`)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // 7: rows of an XA transaction are in the log before the verdict. While it is prepared
@@ -14,7 +15,7 @@ import (
 // because the log asks the poller to look, a rollback never.
 func TestMySQL7_XA(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
-		xid := func(name string) string { return "'" + w.mysql().name + "-" + name + "'" }
+		xid := func(name string) string { return "'" + w.mysql().Name + "-" + name + "'" }
 		prepare := func(name string) (*session, []string) {
 			s := w.session("XA START " + xid(name))
 			events := s.insert(5, "order."+name, `{}`)
@@ -71,7 +72,7 @@ func TestMySQL8_CompressedTransactions(t *testing.T) {
 // transaction has no offset.
 func TestMySQL9_CompressedTransactionsInFileMode(t *testing.T) {
 	t.Run(testdb.MySQL97.String(), func(t *testing.T) {
-		w := newWorld(t, ownMySQL(t, testdb.MySQL97, map[string]string{
+		w := newWorld(t, testbed.OwnMySQL(t, testdb.MySQL97, map[string]string{
 			"gtid-mode": "OFF", "enforce-gtid-consistency": "OFF", "innodb-flush-log-at-trx-commit": "0", "sync-binlog": "0",
 		}))
 		compressedTransactions(t, w)
@@ -123,7 +124,7 @@ func TestMySQL32_MariaDBCompressedRows(t *testing.T) {
 			w.settle()
 			testdb.WaitFor(t, "the log to bring them all", func() bool { return d.byLog() == 40 })
 			d.stop()
-			rows, err := w.db.table(t.Context(), `SHOW BINLOG EVENTS IN '`+file+`'`)
+			rows, err := w.db.Table(t.Context(), `SHOW BINLOG EVENTS IN '`+file+`'`)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -27,7 +27,7 @@ func onMySQL(t *testing.T, kind testdb.Kind, fn func(t *testing.T, w *world)) {
 	t.Run(kind.String(), func(t *testing.T) {
 		t.Parallel()
 		db := testdb.MySQL(t, kind)
-		fn(t, newWorld(t, &mysql{kind: kind, server: db.Server(), name: db.Name(), pool: db.Pool()}))
+		fn(t, newWorld(t, &mysql{Kind: kind, Server: db.Server(), Name: db.Name(), Pool: db.Pool()}))
 	})
 }
 
@@ -37,7 +37,7 @@ var neverPoll = options{Grace: time.Hour, PollInterval: time.Hour}
 // through is the DSN of the log through a new proxy.
 func (w *world) through() (*faultproxy.Proxy, string) {
 	w.t.Helper()
-	cfg, err := driver.ParseDSN(w.db.dsn())
+	cfg, err := driver.ParseDSN(w.db.DSN())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func (w *world) setGlobal(name, value string) {
 	before := w.text("SELECT @@GLOBAL." + name)
 	w.exec("SET GLOBAL " + name + " = " + value)
 	w.t.Cleanup(func() {
-		if err := w.db.exec(context.WithoutCancel(w.t.Context()), "SET GLOBAL "+name+" = "+before); err != nil {
+		if err := w.db.Exec(context.WithoutCancel(w.t.Context()), "SET GLOBAL "+name+" = "+before); err != nil {
 			w.t.Errorf("put %s back: %v", name, err)
 		}
 	})
@@ -95,7 +95,7 @@ type session struct {
 
 func (w *world) session(statements ...string) *session {
 	w.t.Helper()
-	conn, err := w.mysql().pool.Conn(w.t.Context())
+	conn, err := w.mysql().Pool.Conn(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func (w *world) session(statements ...string) *session {
 
 func (s *session) exec(statement string) {
 	s.w.t.Helper()
-	if _, err := s.conn.ExecContext(s.w.t.Context(), s.w.mysql().rewrite(statement)); err != nil {
+	if _, err := s.conn.ExecContext(s.w.t.Context(), s.w.mysql().Rewrite(statement)); err != nil {
 		s.w.t.Fatalf("%v\nin: %s", err, statement)
 	}
 }

@@ -6,37 +6,21 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
-// buildProgram builds the real program, without the race detector.
-func buildProgram(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "cdc-dispatcher")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", path, "../../cmd/cdc-dispatcher")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the program: %v\n%s", err, out)
-	}
-	return path
-}
-
-// program is the real program, running with a configuration file.
+// program is a life of the real program.
 type program struct {
+	*testbed.Program
 	w       *world
 	process string
-	cmd     *exec.Cmd
-	out     strings.Builder
-	ended   bool
 }
 
 // run starts the program with the handlers of a YAML list, and with further
@@ -44,10 +28,9 @@ type program struct {
 func (w *world) run(path, handlers, settings string) *program {
 	w.t.Helper()
 	o := w.fill(options{})
-	file := filepath.Join(w.t.TempDir(), o.Process+".yaml")
 	schemaName := "eventlog"
 	if m, ok := w.db.(*mysql); ok {
-		schemaName = m.name
+		schemaName = m.Name
 	}
 	text := fmt.Sprintf(`version: 1
 log: {level: warn, format: text}
@@ -57,41 +40,24 @@ sources:
 handlers:
 %s
 %s
-`, w.db.dsn(), schemaName, strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
-	p := &program{w: w, process: o.Process, cmd: exec.Command(path, "run", "--config", file)}
-	p.cmd.SysProcAttr = dieWithParent()
-	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
-	if err := p.cmd.Start(); err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() {
-		if !p.ended {
-			_ = p.cmd.Process.Kill()
-			_ = p.wait() // reports the signal
-		}
-	})
-	return p
+`, w.db.DSN(), schemaName, strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
+	return &program{testbed.Run(w.t, path, text), w, o.Process}
 }
 
-func (p *program) wait() error {
-	p.ended = true
-	err := p.cmd.Wait()
-	if s := p.out.String(); s != "" {
+// note keeps what its output says of the run.
+func (p *program) note() {
+	if s := p.Output(); s != "" {
 		p.w.t.Logf("%s: %s", p.process, s)
 		p.w.lapsed = p.w.lapsed || strings.Contains(s, "does not hold the delivery any more")
 	}
-	return err
 }
 
 func (p *program) kill() {
 	p.w.t.Helper()
-	if err := p.cmd.Process.Kill(); err != nil {
+	if err := p.Kill(); err != nil {
 		p.w.t.Fatal(err)
 	}
-	_ = p.wait() // reports the signal
+	p.note()
 	p.w.fault(p.process)
 	p.w.wrecked = append(p.w.wrecked, "kill -9 of the program")
 }
@@ -99,12 +65,10 @@ func (p *program) kill() {
 // stop ends the program the polite way.
 func (p *program) stop() {
 	p.w.t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		p.w.t.Fatal(err)
+	if err := p.Stop(); err != nil {
+		p.w.t.Fatalf("the program did not stop cleanly: %v\n%s", err, p.Output())
 	}
-	if err := p.wait(); err != nil {
-		p.w.t.Fatalf("the program did not stop cleanly: %v", err)
-	}
+	p.note()
 }
 
 // receiver is a webhook receiver that keeps receipts: it outlives the program.
@@ -169,7 +133,7 @@ func webhooks(url string) string {
 
 // The program itself, with webhooks as its handlers, killed under load.
 func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
-	path := buildProgram(t)
+	path := testbed.Build(t)
 	eachPostgres(t, func(t *testing.T, w *world) {
 		r := w.receive()
 		end := w.write(workload.Config{Writers: 16, Rate: 200})
@@ -191,16 +155,16 @@ func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 // 256 MB of resident memory (B24).
 func TestGuarantee_200kRowTransactionMemoryBound(t *testing.T) {
 	const bound = 256 << 20
-	path := buildProgram(t)
+	path := testbed.Build(t)
 	eachPostgres(t, func(t *testing.T, w *world) {
 		w.subscribers = func(string) []string { return []string{"reader"} }
 		p := w.run(path, `  - {name: reader, on: ["*"], concurrency: 64, logger: {level: debug, payload: true}}`, ``)
 		w.streaming()
-		n := size(200_000, 2_000_000)
+		n := testbed.Size(200_000, 2_000_000)
 		w.emit(n, "order.imported", `{"filler": "`+filler(400)+`"}`)
 		w.progress("every row to be delivered",
 			`SELECT count(*) FROM eventlog.event_notifications WHERE state = 'SUCCEEDED'`, int64(n))
-		peak := peakMemory(t, p.cmd.Process.Pid)
+		peak := testbed.PeakMemory(t, p.PID())
 		p.stop()
 		t.Logf("peak of resident memory: %d MB", peak>>20)
 		if peak > bound {

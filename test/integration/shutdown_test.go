@@ -9,6 +9,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // Q20: the program is stopped while 500 handlers finish: no acknowledgement is
@@ -17,7 +18,7 @@ func TestQ20_StopWhileManyHandlersFinish(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
 		const n = 500
 		w.subscribers = func(string) []string { return []string{"held"} }
-		for range size(3, 50) {
+		for range testbed.Size(3, 50) {
 			var running atomic.Int64
 			release := make(chan struct{})
 			h := handle("held", func(ctx context.Context, _ event.Envelope) error {
@@ -55,7 +56,7 @@ func TestQ21_AcknowledgementsWaitForALock(t *testing.T) {
 		})
 		d := w.dispatch(options{Lease: time.Minute}, []pipeline.Handler{h}, hooks{})
 		w.streaming()
-		w.emit(size(2000, 50_000), "order.placed", `{}`)
+		w.emit(testbed.Size(2000, 50_000), "order.placed", `{}`)
 		testdb.WaitFor(t, "the events to be fanned out", func() bool {
 			return w.number(`SELECT count(*) FROM eventlog.events WHERE NOT delivered`) == 0
 		})
@@ -63,7 +64,7 @@ func TestQ21_AcknowledgementsWaitForALock(t *testing.T) {
 		unlock := w.lockDeliveries(false)
 		close(release)
 		locked := time.Now()
-		testdb.WaitFor(t, "acknowledgements to have waited", func() bool { return time.Since(locked) > time.Duration(size(5, 30))*time.Second })
+		testdb.WaitFor(t, "acknowledgements to have waited", func() bool { return time.Since(locked) > time.Duration(testbed.Size(5, 30))*time.Second })
 		if n := w.number(`SELECT count(*) FROM eventlog.event_notifications WHERE state = 'SUCCEEDED'`); n != 0 {
 			t.Errorf("%d acknowledgements passed the lock", n)
 		}

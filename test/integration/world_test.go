@@ -18,13 +18,14 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
+	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
 // world is one database, the application that writes to it, every dispatcher
 // that ever read from it, and the faults that the test made.
 type world struct {
 	t    testing.TB
-	db   database
+	db   testbed.Database
 	seed uint64
 	rng  *rand.Rand
 
@@ -41,13 +42,13 @@ type world struct {
 }
 
 // newWorld makes the product's tables in a database that has none.
-func newWorld(t testing.TB, db database) *world {
+func newWorld(t testing.TB, db testbed.Database) *world {
 	t.Helper()
 	w := &world{t: t, db: db, seed: rand.Uint64()}
 	w.rng = rand.New(rand.NewPCG(w.seed, 0))
 	w.subscribers = func(string) []string { return []string{"steady", "moody"} }
 	t.Logf("seed %d", w.seed)
-	if err := db.setup(t.Context()); err != nil {
+	if err := db.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -59,7 +60,7 @@ func (w *world) postgres() *postgres { return w.db.(*postgres) }
 // exec runs SQL and fails the test on an error.
 func (w *world) exec(sql string, args ...any) {
 	w.t.Helper()
-	if err := w.db.exec(w.t.Context(), sql, args...); err != nil {
+	if err := w.db.Exec(w.t.Context(), sql, args...); err != nil {
 		w.t.Fatalf("%v\nin: %s", err, sql)
 	}
 }
@@ -75,7 +76,7 @@ func (w *world) number(sql string, args ...any) int64 {
 
 // text reads one text, empty while the server does not answer.
 func (w *world) text(sql string, args ...any) string {
-	rows, err := w.db.table(w.t.Context(), sql, args...)
+	rows, err := w.db.Table(w.t.Context(), sql, args...)
 	if err != nil || len(rows) == 0 || rows[0][0] == "NULL" {
 		return ""
 	}
@@ -85,7 +86,7 @@ func (w *world) text(sql string, args ...any) string {
 // pairs reads two columns, the second by the first.
 func (w *world) pairs(sql string, args ...any) map[string]string {
 	w.t.Helper()
-	rows, err := w.db.table(w.t.Context(), sql, args...)
+	rows, err := w.db.Table(w.t.Context(), sql, args...)
 	if err != nil {
 		w.t.Fatalf("%v\nin: %s", err, sql)
 	}
@@ -102,7 +103,7 @@ func (w *world) write(c workload.Config) (end func()) {
 	c.Ledger, c.Seed = &w.writers, w.seed
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan error, 1)
-	go func() { done <- w.db.write(ctx, c) }()
+	go func() { done <- w.db.Write(ctx, c) }()
 	ended := false
 	end = func() {
 		if ended {
@@ -132,19 +133,19 @@ func (w *world) emit(n int, eventType, payload string) []string {
 }
 
 // begin opens a transaction that ends with the test at the latest.
-func (w *world) begin() transaction {
+func (w *world) begin() testbed.Transaction {
 	w.t.Helper()
-	tx, err := w.db.begin(w.t.Context())
+	tx, err := w.db.Begin(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	// Does nothing after a commit; otherwise the pool could not be closed.
-	w.t.Cleanup(func() { _ = tx.rollback(context.WithoutCancel(w.t.Context())) })
+	w.t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(w.t.Context())) })
 	return tx
 }
 
 // insert writes n event rows in an open transaction. An empty payload is NULL.
-func (w *world) insert(tx transaction, n int, eventType, payload string) []ledger.Event {
+func (w *world) insert(tx testbed.Transaction, n int, eventType, payload string) []ledger.Event {
 	w.t.Helper()
 	events := make([]ledger.Event, n)
 	ids := make([]string, n)
@@ -152,29 +153,29 @@ func (w *world) insert(tx transaction, n int, eventType, payload string) []ledge
 		ids[i] = newID()
 		events[i] = ledger.Event{ID: ids[i], Type: eventType}
 	}
-	if err := tx.insert(w.t.Context(), ids, eventType, payload); err != nil {
+	if err := tx.Insert(w.t.Context(), ids, eventType, payload); err != nil {
 		w.t.Fatal(err)
 	}
 	return events
 }
 
 // commit commits what insert wrote.
-func (w *world) commit(tx transaction, events []ledger.Event) {
+func (w *world) commit(tx testbed.Transaction, events []ledger.Event) {
 	w.t.Helper()
 	now := time.Now()
 	for i := range events {
 		events[i].At = now
 	}
-	if err := tx.commit(w.t.Context()); err != nil {
+	if err := tx.Commit(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 	w.writers.Committed(events...)
 }
 
 // rollback undoes what insert wrote.
-func (w *world) rollback(tx transaction, events []ledger.Event) {
+func (w *world) rollback(tx testbed.Transaction, events []ledger.Event) {
 	w.t.Helper()
-	if err := tx.rollback(w.t.Context()); err != nil {
+	if err := tx.Rollback(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 	w.writers.RolledBack(events...)
@@ -245,7 +246,7 @@ func (w *world) dispatch(o options, handlers []pipeline.Handler, h hooks) *life 
 // fill completes the options of the next life.
 func (w *world) fill(o options) options {
 	w.lives++
-	o.DSN = w.db.dsn()
+	o.DSN = w.db.DSN()
 	o.Process = fmt.Sprintf("life-%d", w.lives)
 	return o
 }
@@ -265,7 +266,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 // streaming waits until a dispatcher reads the log.
 func (w *world) streaming() {
 	w.t.Helper()
-	testdb.WaitFor(w.t, "the reader to stream", func() bool { return w.db.streaming(w.t.Context()) })
+	testdb.WaitFor(w.t, "the reader to stream", func() bool { return w.db.Streaming(w.t.Context()) })
 }
 
 // fault notes that a process was killed or told to stop, or with an empty name that
@@ -335,11 +336,11 @@ func (w *world) progressOf(what string, ask func() int64, want int64) {
 func (w *world) accounts() ledger.Input {
 	w.t.Helper()
 	ctx := w.t.Context()
-	stored, err := w.db.stored(ctx)
+	stored, err := w.db.Stored(ctx)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	rows, err := w.db.rows(ctx)
+	rows, err := w.db.Rows(ctx)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -384,6 +385,6 @@ func (w *world) verdict(forgive ...func(*ledger.Report)) ledger.Report {
 	for _, broken := range report.Broken() {
 		w.t.Errorf("seed %d: %s", w.seed, broken)
 	}
-	record(w.t, w.db.title(), report, w.wrecked)
+	testbed.Record(w.t, w.db.Title(), report, w.wrecked)
 	return report
 }

@@ -1,4 +1,4 @@
-package integration
+package testbed
 
 import (
 	"fmt"
@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// dieWithParent lets no child outlive a test binary that is killed.
-func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+// DieWithParent lets no child outlive a test binary that is killed.
+func DieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
 
-// peakMemory is the largest resident set that a running process has had, in bytes.
+// PeakMemory is the largest resident set that a running process has had, in bytes.
 // What wait reports instead would count the parent's memory too, which a child shares
 // until its exec.
-func peakMemory(t testing.TB, pid int) int64 {
+func PeakMemory(t testing.TB, pid int) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package integration
+package testbed
 
 import (
 	"os/exec"
@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-func dieWithParent() *syscall.SysProcAttr { return nil }
+func DieWithParent() *syscall.SysProcAttr { return nil }
 
-// peakMemory is the resident set of a running process, in bytes: what it has now, as
+// PeakMemory is the resident set of a running process, in bytes: what it has now, as
 // the peak of another process cannot be asked for everywhere.
-func peakMemory(t testing.TB, pid int) int64 {
+func PeakMemory(t testing.TB, pid int) int64 {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "ps", "-o", "rss=", "-p", strconv.Itoa(pid)).Output()
 	if err != nil {
