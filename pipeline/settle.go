@@ -73,7 +73,9 @@ func (w *writer) run(ctx context.Context) {
 			continue
 		}
 		writable = w.h.writable
-		if wait := w.h.untilWritable(time.Now()); wait > 0 {
+		// Also when one may be written by now: its time may have come during the statement, and then nobody wakes
+		// the writer for it.
+		if wait, some := w.h.untilWritable(time.Now()); some {
 			again.Reset(wait)
 		}
 	}
@@ -82,11 +84,12 @@ func (w *writer) run(ctx context.Context) {
 // flush writes what is left, and gives up when ctx ends.
 func (w *writer) flush(ctx context.Context) {
 	for ctx.Err() == nil {
-		if !w.h.unwritten() {
+		pause := w.settle(ctx)
+		wait, some := w.h.untilWritable(time.Now())
+		if !some {
 			return
 		}
-		pause := max(w.settle(ctx), w.h.untilWritable(time.Now()))
-		if pause > 0 && !sleep(ctx, pause) {
+		if pause = max(pause, wait); pause > 0 && !sleep(ctx, pause) {
 			return
 		}
 	}
@@ -208,12 +211,6 @@ func reduce(a *attempt) {
 	}
 }
 
-func (h *handling) unwritten() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.ended) > 0
-}
-
 // takeEnded takes up to limit outcomes to be written, no two for one delivery:
 // the result of a statement names deliveries, not tokens. Those whose rows were found locked
 // wait for their time.
@@ -249,22 +246,17 @@ func (h *handling) takeEnded(limit int) []*attempt {
 	return batch
 }
 
-// untilWritable is how long it is until the first of the waiting outcomes may be written; 0 when one
-// may be now, or when there is none.
-func (h *handling) untilWritable(now time.Time) time.Duration {
+// untilWritable is how long it is until the first of the waiting outcomes may be written, 0 when one may be
+// now. some is false when none waits.
+func (h *handling) untilWritable(now time.Time) (wait time.Duration, some bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var soonest time.Duration
-	for _, a := range h.ended {
-		wait := a.notBefore.Sub(now)
-		if wait <= 0 {
-			return 0
-		}
-		if soonest == 0 || wait < soonest {
-			soonest = wait
+	for i, a := range h.ended {
+		if left := max(a.notBefore.Sub(now), 0); i == 0 || left < wait {
+			wait = left
 		}
 	}
-	return soonest
+	return wait, len(h.ended) > 0
 }
 
 // putLast returns outcomes to the end of those that wait, not to be tried before then.

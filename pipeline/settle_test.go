@@ -328,6 +328,36 @@ func TestSettle_ALockedRowHoldsUpNoOther(t *testing.T) {
 	})
 }
 
+// Two outcomes are put off at different times, and the time of the second comes while the first is written: it is
+// written all the same, although nothing else happens in this process that would have the writer look.
+func TestSettle_AnOutcomeWhoseTimeComesDuringAStatementIsWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		b := newBench(store, does(succeed))
+		var takes atomic.Int64
+		store.before = func(_ context.Context, op string) error {
+			if op == "settle" {
+				<-time.After(time.Duration(takes.Load()))
+			}
+			return nil
+		}
+		var free atomic.Bool
+		store.locked = func(uuid.UUID) bool { return !free.Load() }
+		b.launch(t)
+		synctest.Wait()
+		b.fanOut("h", 1)
+		elapse(lockedPause / 2)
+		b.fanOut("h", 1)
+		synctest.Wait()
+		free.Store(true)
+		takes.Store(int64(lockedPause))
+		elapse(time.Minute)
+		if got := store.states(); got[delivery.Succeeded] != 2 {
+			t.Errorf("states %v a minute after the rows were free again", got)
+		}
+	})
+}
+
 // A lock that never ends does not outlast the stop.
 func TestSettle_ALockedRowDoesNotKeepTheStopFromEnding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
