@@ -98,6 +98,7 @@ func TestMySQL48_CrashBetweenTheStatementsOfAFanOut(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
 		m := w.mysql()
 		cut := newStepCutter(t, m.Name)
+		defer func() { cut.begin(); cut.release() }() // a test that fails must be able to stop
 		cfg, err := driver.ParseDSN(m.DSN())
 		if err != nil {
 			t.Fatal(err)
@@ -106,9 +107,11 @@ func TestMySQL48_CrashBetweenTheStatementsOfAFanOut(t *testing.T) {
 		o := neverPoll
 		o.LogDSN, o.Binlog.SaveInterval = m.DSN(), time.Hour
 		w.db = otherDSN{m, cfg.FormatDSN()}
-		d := w.dispatch(o, steadyAndMoody(), hooks{})
+		d := w.dispatch(o, steadyAndMoody(), hooks{config: func(c *pipeline.Config) { c.Poller.SweepAgain = time.Hour }})
 		w.db = m
 		w.streaming()
+		// What the sweep of the start took would be fanned out without a position.
+		testdb.WaitFor(t, "the poller's first look", func() bool { return !d.pipe.Health().PolledAt.IsZero() })
 		w.logBrings(d)
 		w.settle()
 
@@ -121,6 +124,7 @@ func TestMySQL48_CrashBetweenTheStatementsOfAFanOut(t *testing.T) {
 				at := w.position()
 				cut.arm(id, step, after)
 				w.commit(tx, events)
+				cut.begin()
 				const ended = `SELECT count(*) FROM eventlog.event_notifications WHERE event_id = $1 AND state = 'SUCCEEDED'`
 				testdb.WaitFor(t, "the cut, or the end", func() bool { return cut.fired() || w.number(ended, id) == 2 })
 				if !cut.fired() {
@@ -165,12 +169,18 @@ type stepCutter struct {
 	step    int // statements to go
 	after   bool
 	hit     bool
+	opening chan struct{} // closed by begin
 	holding chan struct{} // closed by release
+
+	// begin lets the event be fanned out. Its commit must have returned: the log brings it earlier, and a fan-out
+	// that finds the row still locked takes two transactions. release lets it be fanned out again after the cut.
+	// Only the test's goroutine uses them.
+	begin, release func()
 }
 
 func newStepCutter(t *testing.T, name string) *stepCutter {
 	t.Helper()
-	c := &stepCutter{network: "cut-" + name}
+	c := &stepCutter{network: "cut-" + name, begin: func() {}, release: func() {}}
 	driver.RegisterDialContext(c.network, func(ctx context.Context, addr string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 		if err != nil {
@@ -182,10 +192,14 @@ func newStepCutter(t *testing.T, name string) *stepCutter {
 	return c
 }
 
+// arm prepares a cut, and holds the event's fan-out until begin.
 func (c *stepCutter) arm(id string, step int, after bool) {
+	opening, holding := make(chan struct{}), make(chan struct{})
+	c.begin, c.release = sync.OnceFunc(func() { close(opening) }), sync.OnceFunc(func() { close(holding) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.id, c.step, c.after, c.hit, c.holding = []byte(id), step, after, false, make(chan struct{})
+	c.id, c.step, c.after, c.hit = []byte(id), step, after, false
+	c.opening, c.holding = opening, holding
 }
 
 func (c *stepCutter) fired() bool {
@@ -193,9 +207,6 @@ func (c *stepCutter) fired() bool {
 	defer c.mu.Unlock()
 	return c.hit
 }
-
-// release lets the event be fanned out again.
-func (c *stepCutter) release() { close(c.holding) }
 
 // steppedConn is a connection of the store.
 type steppedConn struct {
@@ -220,6 +231,10 @@ func (s *steppedConn) Write(p []byte) (int, error) {
 			<-holding
 			return s.Conn.Write(p)
 		}
+		opening := c.opening
+		c.mu.Unlock()
+		<-opening
+		c.mu.Lock()
 		s.following = bytes.Contains(p, []byte("SKIP LOCKED"))
 	}
 	now := s.following && !c.hit && c.step == 0
