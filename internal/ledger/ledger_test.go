@@ -190,7 +190,8 @@ func TestCompare_DuplicateIsExplainedByALapse(t *testing.T) {
 		explained bool
 	}{
 		{"a lease later", start("e1", "h1", 1, 10, 20, "ok"), 900 * time.Millisecond, true},
-		{"within the lease", start("e1", "h1", 1, 10, 20, "ok"), 1100 * time.Millisecond, false},
+		{"started when a tenth was left", start("e1", "h1", 1, 10, 20, "ok"), 9800 * time.Millisecond, true},
+		{"while the lease held for certain", start("e1", "h1", 1, 10, 20, "ok"), 10 * time.Second, false},
 		{"settled", settled(start("e1", "h1", 1, 10, 20, "ok")), 900 * time.Millisecond, false},
 		{"no lease ran out", start("e1", "h1", 1, 10, 20, "ok"), 0, false},
 	}
