@@ -2,9 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
+
+// backlogAge is how old the youngest event is when a drain begins. From 5 s on, a log that is behind counts as such,
+// and the dispatcher leaves what is in it to it; it is what a backlog is as a rule, when somebody restarts a program.
+const backlogAge = 6 * time.Second
 
 // drained is one drain.
 type drained struct {
@@ -27,6 +32,8 @@ func drainAll(ctx context.Context, b *bench) error {
 		b.report.show("drain, 1 handler", "cdc-dispatcher", "deliveries/s", ours.rate)
 		b.report.show("drain, 1 handler", "river", "jobs/s", river.rate)
 		b.report.ratio("drain, 1 handler, over River", "≥ 2.0", ours.rate/river.rate)
+		b.costs("cdc-dispatcher", ours)
+		b.costs("river", river)
 		for _, handlers := range []int{3, 10} {
 			many, err := b.drain(ctx, handlers)
 			if err != nil {
@@ -38,6 +45,17 @@ func drainAll(ctx context.Context, b *bench) error {
 		}
 	}
 	return nil
+}
+
+// costs shows what one event, or job, has cost from its insert to its outcome.
+func (b *bench) costs(who string, d drained) {
+	n := float64(b.events)
+	b.report.show("WAL of the insert", who, "bytes", float64(d.insert.wal)/n)
+	b.report.show("WAL of the delivery", who, "bytes", float64(d.work.wal)/n)
+	b.report.show("statements per 1,000 deliveries", who, "", float64(d.work.statements)/n*1000)
+	b.report.show("commits per 1,000 deliveries", who, "", float64(d.work.commits)/n*1000)
+	b.report.show("CPU of the server, per 100,000", who, "s", d.work.server.Seconds()/n*1e5)
+	b.report.show("CPU of the client, per 100,000", who, "s", d.work.client.Seconds()/n*1e5)
 }
 
 // inTurn runs a before b, or b before a.
@@ -67,11 +85,15 @@ func (b *bench) drain(ctx context.Context, handlers int) (d drained, err error) 
 		if err != nil {
 			return err
 		}
+		newest := time.Now()
 		if err := w.sizes(ctx, "events", "eventlog.events", "payload"); err != nil {
 			return err
 		}
 		if err := w.settle(ctx); err != nil {
 			return err
+		}
+		if !pause(ctx, time.Until(newest.Add(backlogAge))) {
+			return ctx.Err()
 		}
 		r := newReceipts(handlers, events)
 		d.work, err = w.metered(ctx, func() error {
@@ -99,7 +121,8 @@ func (w *world) drainRate(ctx context.Context, handlers int, r *receipts) (float
 		return 0, err
 	}
 	took := time.Since(begun)
-	return float64(r.events*handlers) / took.Seconds(), running.end()
+	busy := w.busy(ctx, fmt.Sprintf("drain %d", handlers))
+	return float64(r.events*handlers) / took.Seconds(), errors.Join(busy, running.end())
 }
 
 // finished waits until every handler has been started for every event, and then until every
@@ -146,7 +169,7 @@ func (b *bench) drainRiver(ctx context.Context, pad int) (d drained, err error) 
 					return err
 				}
 				d.rate = float64(b.events) / time.Since(begun).Seconds()
-				return side.end()
+				return errors.Join(w.busy(ctx, "drain river"), side.end())
 			})
 		})
 		if err != nil {

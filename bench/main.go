@@ -37,6 +37,8 @@ type experiment struct {
 func experiments() []experiment {
 	return []experiment{
 		{"drain", "committed events to SUCCEEDED, beside jobs worked by River", drainAll},
+		{"latency", "commit to handler start, beside River's insert to work", latencyAll},
+		{"reader", "events read from the log, without a fan-out, beside a bare loop and pg_recvlogical", readAll},
 	}
 }
 

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime/pprof"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -52,6 +54,7 @@ func (b *bench) on(ctx context.Context, e experiment) (err error) {
 		set["auto_explain.log_analyze"] = "on"
 		set["auto_explain.log_buffers"] = "on"
 		set["auto_explain.log_wal"] = "on"
+		set["auto_explain.log_parameter_max_length"] = "0"
 	}
 	b.server, err = localserver.StartPostgres(ctx, localserver.PostgresOptions{Major: b.major, Settings: set})
 	if err != nil {
@@ -223,6 +226,34 @@ func serverCPU(pid int) time.Duration {
 	return time.Duration(ticks) * (time.Second / 100) // the kernel counts hundredths for everybody
 }
 
+// processes lists what each process of the server has used, the busiest first.
+func (w *world) processes(ctx context.Context) (string, error) {
+	var pid int
+	if err := w.pool.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+		return "", err
+	}
+	postmaster := procStat(pid).parent
+	type process struct {
+		ticks int64
+		title string
+	}
+	var all []process
+	list, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range list {
+		n, _ := strconv.Atoi(filepath.Base(dir))
+		if s := procStat(n); s.parent == postmaster && postmaster != 0 {
+			title, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+			all = append(all, process{s.own, strings.Trim(string(title), "\x00 ")})
+		}
+	}
+	slices.SortFunc(all, func(a, b process) int { return cmp.Compare(b.ticks, a.ticks) })
+	var out strings.Builder
+	for _, p := range all {
+		fmt.Fprintf(&out, "%6.2f s  %s\n", float64(p.ticks)/100, p.title)
+	}
+	return out.String(), nil
+}
+
 type stat struct {
 	parent        int
 	own, children int64
@@ -263,6 +294,18 @@ func (w *world) profiled(ctx context.Context, name string, fn func() error) erro
 		return err
 	}
 	return w.statements(ctx, path+".sql.txt")
+}
+
+// busy writes down, when profiles are wanted, which processes of the server were busy.
+func (w *world) busy(ctx context.Context, name string) error {
+	if w.b.profile == "" {
+		return nil
+	}
+	list, err := w.processes(ctx)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(w.b.profile, strings.ReplaceAll(name, " ", "-")+".cpu.txt"), []byte(list), 0o600)
 }
 
 func (w *world) statements(ctx context.Context, path string) error {

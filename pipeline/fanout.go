@@ -97,10 +97,8 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 			at = place{}
 		}
 		leased, err := f.attempt(work, &p, via, at)
+		unsure = append(unsure, leased...)
 		rejected := err != nil && f.store.Rejected(err)
-		if !rejected {
-			unsure = append(unsure, leased...)
-		}
 		if rejected && len(p.events) == 1 {
 			rejected, err = false, f.quarantine(work, p.events[0], err)
 		}
@@ -185,6 +183,9 @@ func (f *fanOut) attempt(work context.Context, p *part, via string, at place) (u
 	batch.Lease.Token = uuid.New()
 	for i := range p.events {
 		batch.Fans[i] = p.events[i].fan
+	}
+	if p.failures == 0 {
+		f.slots.breathe(work)
 	}
 	reserved := f.reserve(p, batch.Fans)
 	ctx, cancel := context.WithTimeout(work, f.timeoutOf(p))

@@ -286,6 +286,67 @@ func TestQ21_AcksThatTimeOutSlowHandlersAndLoseNothing(t *testing.T) {
 	})
 }
 
+// A fan-out that is faster than the outcomes are written waits for them, a moment at most, and not at all for a
+// database that takes none.
+func TestBreathe(t *testing.T) {
+	const more = maxEnded/2 + maxBatch + 1 // than may wait, and one statement of them
+	crowd := func(t *testing.T, settle func(ctx context.Context) error) *bench {
+		t.Helper()
+		store := newFakeStore()
+		store.before = func(ctx context.Context, op string) error {
+			if op == "settle" {
+				return settle(ctx)
+			}
+			return nil
+		}
+		b := newBench(store, does(succeed))
+		b.launch(t)
+		synctest.Wait()
+		b.accept(b.store.lease(b.lanes["h"].sub, more, b.lease))
+		synctest.Wait()
+		return b
+	}
+	breath := func(b *bench) time.Duration {
+		begun := time.Now()
+		b.breathe(context.Background())
+		return time.Since(begun)
+	}
+	slow := func(d time.Duration) func(context.Context) error {
+		return func(ctx context.Context) error { sleep(ctx, d); return ctx.Err() }
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b := crowd(t, slow(100*time.Millisecond))
+		if got := breath(b); got == 0 || got > 200*time.Millisecond {
+			t.Errorf("waited %s for a statement that takes 100 ms", got)
+		}
+		if got := b.reserve("h", 10); got != 10 {
+			t.Errorf("%d slots are free after the wait", got)
+		}
+		b.release("h", 10)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := crowd(t, slow(3*time.Second))
+		if got := breath(b); got != breatheFor {
+			t.Errorf("waited %s", got)
+		}
+		elapse(time.Minute)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		var back atomic.Bool
+		b := crowd(t, func(context.Context) error {
+			if back.Load() {
+				return nil
+			}
+			return errors.New("away")
+		})
+		if got := breath(b); got != 0 {
+			t.Errorf("waited %s for a database that is away", got)
+		}
+		back.Store(true)
+		elapse(time.Minute)
+	})
+}
+
 func TestQ19_EveryLoopComesBackFromABlackHole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFakeStore()

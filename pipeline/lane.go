@@ -17,6 +17,9 @@ const (
 	// maxQueuedBytes bounds the payloads in the queues of all handlers together.
 	// Only a handler with idle workers may go beyond it, by one delivery for each.
 	maxQueuedBytes = 32 << 20
+	// outlier bounds how far one attempt moves the pace, as a multiple of it, and hiccup is what is within bounds anyway.
+	outlier = 8
+	hiccup  = time.Millisecond
 	// shedAfter is how long deliveries beyond the prefetch, which shrinks when a handler
 	// becomes slow, may wait before they are given back for others to run.
 	shedAfter = time.Second
@@ -151,7 +154,10 @@ func (p *pace) ended(took time.Duration) {
 		p.mean = sample
 		return
 	}
-	p.mean += (sample - p.mean) / 16
+	// Attempts that waited for a processor, all that run at that moment, say little about the next ones. A handler
+	// that has become slow is believed after some tens of attempts.
+	sample = min(sample, max(outlier*p.mean, float64(hiccup)))
+	p.mean += (sample - p.mean) / 64
 }
 
 // stalled learns that all workers have been busy for so long without any of

@@ -49,3 +49,22 @@ func TestPace_OneLargePayloadShrinksThePrefetchAndIsForgotten(t *testing.T) {
 		t.Errorf("room for %d once it is forgotten", got)
 	}
 }
+
+func TestPace_AHiccupDoesNotStopThePrefetchAndASlowHandlerDoes(t *testing.T) {
+	p := pace{}
+	for range 100 {
+		p.ended(time.Microsecond)
+	}
+	for range 16 {
+		p.ended(30 * time.Millisecond) // the machine was busy with something else
+	}
+	if got := p.prefetch(16); got != maxPrefetch {
+		t.Errorf("prefetch %d after one hiccup", got)
+	}
+	for range 150 {
+		p.ended(300 * time.Millisecond)
+	}
+	if got := p.prefetch(16); got > 16 {
+		t.Errorf("prefetch %d for a handler that has become slow", got)
+	}
+}

@@ -154,7 +154,7 @@ func (p *poller) run(run, work context.Context) error {
 		next := later(notBefore, p.last.at.Add(max(jittered(v.pace), p.rest)))
 		var act func(run, work context.Context, v view) error
 		switch {
-		case p.sweep.due(now) && !now.Before(notBefore):
+		case p.sweep.due(now) && !p.sweep.leftToLog(v, now) && !now.Before(notBefore):
 			act = p.sweepNow
 		case !now.Before(next):
 			act = p.steady
@@ -227,6 +227,13 @@ func (p *poller) view() view {
 }
 
 func (s *sweep) due(now time.Time) bool { return !s.at.IsZero() && !now.Before(s.at) }
+
+// leftToLog says that the sweep of a start waits, for a while, for a log that is being read and is behind: after
+// an outage of this process the log brings nearly all there is, and two that fan out the same events
+// wait for each other's row locks all the time. What only the sweep can find waits that much longer.
+func (s *sweep) leftToLog(v view, now time.Time) bool {
+	return s.reason == CountPolledStartup && v.reason == CountPolledBehind && now.Sub(s.at) < behindGrace
+}
 
 // sweepNow looks through the table until nothing is left. The first sweep plans
 // a second one, for rows that were committed but not yet visible during the first; that

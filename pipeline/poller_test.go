@@ -202,6 +202,34 @@ func TestFirstSweepWaitsForTheSource(t *testing.T) {
 	})
 }
 
+// A log that is far behind brings nearly all there is: the first sweep leaves it to the log, but not for ever.
+func TestFirstSweepLeavesTheBacklogToTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, true, PollerConfig{Grace: time.Hour})
+		b.setState(sourceState{reading: readingBehind})
+		b.insert("e", "x", 50)
+		close(b.settled)
+		b.launch(t)
+		elapse(behindGrace - 2*time.Second)
+		if got := b.obs.count(CountPolledStartup); got != 0 {
+			t.Errorf("%d events were taken from the log", got)
+		}
+		elapse(4 * time.Second)
+		b.ledger(t, 50)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, true, PollerConfig{Grace: time.Hour})
+		b.setState(sourceState{reading: readingBehind})
+		b.insert("e", "x", 50)
+		close(b.settled)
+		b.launch(t)
+		elapse(10 * time.Second)
+		b.setState(sourceState{reading: readingNow}) // it has caught up
+		elapse(2 * pollerTick)
+		b.ledger(t, 50)
+	})
+}
+
 func TestFirstSweepDoesNotWaitForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newPollBench(t, true, PollerConfig{})

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
@@ -38,6 +39,32 @@ func (h *handling) wake(handler string) {
 		signal(h.claimable)
 	}
 }
+
+// breatheFor bounds how long a fan-out waits for outcomes to be written. Other processes could handle what it creates.
+const breatheFor = 500 * time.Millisecond
+
+// breathe implements slots. A database that takes no outcomes is not waited for: what it does take is fanned out
+// meanwhile.
+func (h *handling) breathe(ctx context.Context) {
+	if _, err := h.settles.present(); err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, breatheFor)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.space.Broadcast()
+	})()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for h.crowded() && h.state == stateRunning && ctx.Err() == nil {
+		h.space.Wait()
+	}
+}
+
+// crowded says that too many outcomes wait to be written for more to be leased. Called with mu held.
+func (h *handling) crowded() bool { return len(h.ended) > maxEnded/2 }
 
 // accept implements slots.
 func (h *handling) accept(jobs []job) {
@@ -106,7 +133,7 @@ func (h *handling) refusal(a *attempt) string {
 
 // roomFor is how many deliveries a lane may lease now. Called with mu held.
 func (h *handling) roomFor(l *lane) int {
-	if h.state != stateRunning || l.paused != nil || len(h.ended) > maxEnded/2 {
+	if h.state != stateRunning || l.paused != nil || h.crowded() {
 		return 0
 	}
 	return l.room(maxQueuedBytes - h.queuedBytes - h.reservedBytes)

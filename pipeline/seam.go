@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"time"
 
 	"github.com/google/uuid"
@@ -49,6 +50,10 @@ type slots interface {
 	reserve(handler string, want int) int
 	// release gives back reserved slots that were not used.
 	release(handler string, n int)
+	// breathe waits, for no longer than a moment, while so many outcomes wait to be written that nothing
+	// more would be leased: a delivery that is created without a lease costs a claim later, which
+	// keeps the outcomes waiting even longer.
+	breathe(ctx context.Context)
 	// accept hands over leased deliveries, one reserved slot each. After handling
 	// has begun to stop it gives them back to the database.
 	accept(jobs []job)

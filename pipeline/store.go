@@ -13,7 +13,7 @@ type FanOutStore interface {
 	// FanOut marks the events and inserts their deliveries in one transaction,
 	// guarded so that a repeated call changes nothing. It returns after the commit is
 	// durable. An error for which the store's Rejected says true was caused by a
-	// row, not by the database's condition; what was leased by then has been given back.
+	// row, not by the database's condition.
 	FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error)
 	// Quarantine stands in for a fan that the database refuses as it is: one BLOCKED delivery per
 	// target with reduced content and the reason "rejected". When those are refused too, deliveries
@@ -49,7 +49,7 @@ type HandlingStore interface {
 	// NextDue returns how long it is until the earliest delivery of the named
 	// handlers is due, by the database's clock; ok is false when there is none.
 	NextDue(ctx context.Context, names []string) (in time.Duration, ok bool, err error)
-	// Settle writes outcomes in one statement, each fenced by its token. It waits for no row lock. The
+	// Settle writes outcomes, each fenced by its token. It waits for no row lock. The
 	// result lists those that took effect and those whose row is locked, together with an error too:
 	// the others may or may not have been written, unless the store's Rejected says true, which means that
 	// the data of at least one of them is at fault and none of them was written.

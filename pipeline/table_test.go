@@ -354,6 +354,8 @@ type fakeSlots struct {
 	jobs                        []job
 	woken                       map[string]int
 	paused                      map[string]delivery.Pause
+	// breaths counts the waits for outcomes.
+	breaths int
 }
 
 func newFakeSlots(free map[string]int) *fakeSlots {
@@ -377,6 +379,12 @@ func (s *fakeSlots) release(handler string, n int) {
 	defer s.mu.Unlock()
 	s.free[handler] += n
 	s.released[handler] += n
+}
+
+func (s *fakeSlots) breathe(context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.breaths++
 }
 
 func (s *fakeSlots) accept(jobs []job) {

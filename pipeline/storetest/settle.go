@@ -282,7 +282,17 @@ func settleMany(s *suite) {
 	for i, c := range s.claim(claimOf("billing", n)).Claimed {
 		outcomes = append(outcomes, outcome(c, delivery.Verdict(i%6)))
 	}
-	s.equal("settled", n, len(s.settle(outcomes...)))
+	// One that succeeded too late, among others that did not succeed, takes no other with it.
+	outcomes[0].Token = uuid.New()
+	s.equal("settled", n-1, len(s.settle(outcomes...)))
+	states := map[delivery.State]int{}
+	for _, r := range s.Deliveries(s) {
+		states[r.State]++
+	}
+	const each = n / 6 // of the six verdicts; the first two have one more
+	s.equal("states", map[delivery.State]int{
+		delivery.Succeeded: each, delivery.Failed: each + 1, delivery.Dead: each, delivery.Blocked: each, delivery.Discarded: each, delivery.Pending: each + 1,
+	}, states)
 	s.equal("settled again", 0, len(s.settle(outcomes...)))
 	s.equal("settled nothing", 0, len(s.settle()))
 }

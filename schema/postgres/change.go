@@ -37,16 +37,34 @@ const (
 	fast settings = tuning + `set_config('synchronous_commit', 'off', true)`
 )
 
+// statement is one that changes rows, with its arguments.
+type statement struct {
+	sql  string
+	args []any
+}
+
 // changeRows runs a statement that changes rows, as a transaction of its own, and returns what scan
 // makes of the rows that it returns.
 func changeRows[T any](ctx context.Context, s *Store, with settings, scan pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
-	err = s.batch(ctx, with, sql, args, func(results pgx.BatchResults) error {
-		rows, err := results.Query()
-		if err != nil {
-			return err
+	return changeAll(ctx, s, with, scan, []statement{{sql, args}})
+}
+
+// changeAll runs statements as one transaction, in one round trip, and returns what scan makes of the rows of all of them.
+func changeAll[T any](ctx context.Context, s *Store, with settings, scan pgx.RowToFunc[T], statements []statement) (list []T, err error) {
+	err = s.batch(ctx, with, statements, func(results pgx.BatchResults) error {
+		list = nil
+		for range statements {
+			rows, err := results.Query()
+			if err != nil {
+				return err
+			}
+			some, err := pgx.CollectRows(rows, scan)
+			if err != nil {
+				return err
+			}
+			list = append(list, some...)
 		}
-		list, err = pgx.CollectRows(rows, scan)
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -56,26 +74,28 @@ func changeRows[T any](ctx context.Context, s *Store, with settings, scan pgx.Ro
 
 // changeRow is changeRows for a statement that returns one row.
 func (s *Store) changeRow(ctx context.Context, with settings, into []any, sql string, args ...any) error {
-	return s.batch(ctx, with, sql, args, func(results pgx.BatchResults) error {
+	return s.batch(ctx, with, []statement{{sql, args}}, func(results pgx.BatchResults) error {
 		return results.QueryRow().Scan(into...)
 	})
 }
 
 // changeOnly is changeRows for a durable statement that returns nothing.
 func (s *Store) changeOnly(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	err = s.batch(ctx, durable, sql, args, func(results pgx.BatchResults) error {
+	err = s.batch(ctx, durable, []statement{{sql, args}}, func(results pgx.BatchResults) error {
 		tag, err = results.Exec()
 		return err
 	})
 	return tag, err
 }
 
-// batch sends the settings and the statement. It returns after the commit, whose failure is
+// batch sends the settings and the statements. It returns after the commit, whose failure is
 // an error like any other.
-func (s *Store) batch(ctx context.Context, with settings, sql string, args []any, read func(pgx.BatchResults) error) error {
+func (s *Store) batch(ctx context.Context, with settings, statements []statement, read func(pgx.BatchResults) error) error {
 	b := &pgx.Batch{}
 	b.Queue(string(with))
-	b.Queue(sql, args...)
+	for _, one := range statements {
+		b.Queue(one.sql, one.args...)
+	}
 	results := s.pool.SendBatch(ctx, b)
 	_, err := results.Exec()
 	if err == nil {

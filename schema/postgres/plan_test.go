@@ -128,6 +128,10 @@ CREATE INDEX event_notifications_claim ON eventlog.event_notifications (handler_
 			if blocks := settle.Hit + settle.Read; blocks > limit*10 {
 				t.Errorf("%s: settling %d deliveries touched %d blocks", when, limit, blocks)
 			}
+			succeed := explain(t, db, fast, s.sql.succeed, ids, ids)
+			if blocks := succeed.Hit + succeed.Read; blocks > limit*10 {
+				t.Errorf("%s: %d successes touched %d blocks", when, limit, blocks)
+			}
 		}
 		check("without statistics")
 		db.Exec(`ANALYZE eventlog.event_notifications`)

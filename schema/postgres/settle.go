@@ -77,6 +77,34 @@ SELECT d.id, '', true
 FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
 WHERE d.lease_token = o.token AND {open} AND o.id NOT IN (SELECT id FROM target)`
 
+// succeedSQL is settleSQL for outcomes that are all successes, which is nearly all there are: a third of its
+// cost. It says nothing about those that it leaves out; settleSQL is asked about them.
+const succeedSQL = `
+WITH outcome AS MATERIALIZED (
+    SELECT o.id::uuid AS id, o.token::uuid AS token FROM unnest($1::text[], $2::text[]) AS o (id, token)
+), clock AS MATERIALIZED (
+    SELECT {now} AS now
+), target AS MATERIALIZED (
+    SELECT o.id
+    FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
+    WHERE d.lease_token = o.token AND {open}
+    FOR NO KEY UPDATE OF d SKIP LOCKED
+)
+UPDATE {deliveries} AS d SET
+    state = 'SUCCEEDED',
+    claim_count = GREATEST({claims}, 0),
+    lease_token = NULL,
+    lease_until = NULL,
+    lease_owner = NULL,
+    lost_claims = NULL,
+    reason = NULL,
+    last_error = NULL,
+    finished_date = c.now,
+    updated_date = c.now
+FROM target AS o CROSS JOIN clock AS c
+WHERE d.id = o.id AND d.lease_until > {now}
+RETURNING d.id, d.state, false`
+
 // Parts of settleSQL. The comparisons are written so that no sum leaves the range of a timestamp:
 // event_date may be anything.
 const (
@@ -90,20 +118,76 @@ const (
 	exhaustedSQL = "(o.max_claims > 0 AND " + claimsSQL + " >= o.max_claims)"
 )
 
-// Settle implements pipeline.HandlingStore. An error means that no outcome was written, or that the
-// answer was lost. No outcome waits for a row that another session has locked; see [delivery.Settled].
+// Settle implements pipeline.HandlingStore. Successes and the others are two statements of one transaction. Only
+// successes that did not take effect are looked at once more, to learn why; what is returned together with an error
+// then is what was written before. No outcome waits for a row that another session has locked; see
+// [delivery.Settled].
 func (s *Store) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
 	if len(outcomes) == 0 {
 		return nil, nil
 	}
-	settled, err := s.settle(ctx, outcomes)
+	var successes, others []delivery.Outcome
+	for _, o := range outcomes {
+		if o.Verdict == delivery.Success {
+			successes = append(successes, o)
+		} else {
+			others = append(others, o)
+		}
+	}
+	settled, err := s.settle(ctx, successes, others)
 	if err != nil {
 		return nil, fmt.Errorf("settle %d deliveries: %w", len(outcomes), err)
 	}
-	return settled, nil
+	left := unsettled(successes, settled)
+	if len(left) == 0 {
+		return settled, nil
+	}
+	more, err := s.settle(ctx, nil, left)
+	if err != nil {
+		return settled, fmt.Errorf("settle %d of %d deliveries: %w", len(left), len(outcomes), err)
+	}
+	return append(settled, more...), nil
 }
 
-func (s *Store) settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
+// unsettled lists the outcomes that have no answer.
+func unsettled(outcomes []delivery.Outcome, settled []delivery.Settled) (left []delivery.Outcome) {
+	answered := make(map[uuid.UUID]struct{}, len(settled))
+	for _, one := range settled {
+		answered[one.ID] = struct{}{}
+	}
+	for _, o := range outcomes {
+		if _, ok := answered[o.ID]; !ok {
+			left = append(left, o)
+		}
+	}
+	return left
+}
+
+// settle writes successes by succeedSQL and others, whatever their verdicts are, by settleSQL.
+func (s *Store) settle(ctx context.Context, successes, others []delivery.Outcome) (settled []delivery.Settled, err error) {
+	var statements []statement
+	if len(successes) > 0 {
+		statements = append(statements, statement{s.sql.succeed, successArgs(successes)})
+	}
+	if len(others) > 0 {
+		statements = append(statements, statement{s.sql.settle, outcomeArgs(others)})
+	}
+	err = again(ctx, func() error {
+		settled, err = changeAll(ctx, s, fast, scanSettled, statements)
+		return err
+	})
+	return settled, err
+}
+
+func successArgs(outcomes []delivery.Outcome) []any {
+	ids, tokens := make([]string, len(outcomes)), make([]string, len(outcomes))
+	for i, o := range outcomes {
+		ids[i], tokens[i] = o.ID.String(), o.Token.String()
+	}
+	return []any{ids, tokens}
+}
+
+func outcomeArgs(outcomes []delivery.Outcome) []any {
 	var (
 		ids, tokens, reasons, codes, messages []string
 		verdicts, attempts                    []int32
@@ -122,13 +206,7 @@ func (s *Store) settle(ctx context.Context, outcomes []delivery.Outcome) ([]deli
 		attempts = append(attempts, int32(min(o.Attempt, 1<<31-1))) //nolint:gosec // bounded
 		took = append(took, micros(o.Took))
 	}
-	var settled []delivery.Settled
-	err := again(ctx, func() (err error) {
-		settled, err = changeRows(ctx, s, fast, scanSettled, s.sql.settle,
-			ids, tokens, verdicts, delays, windows, limits, reasons, codes, messages, attempts, took)
-		return err
-	})
-	return settled, err
+	return []any{ids, tokens, verdicts, delays, windows, limits, reasons, codes, messages, attempts, took}
 }
 
 func scanSettled(row pgx.CollectableRow) (one delivery.Settled, err error) {

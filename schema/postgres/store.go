@@ -91,7 +91,7 @@ type statements struct {
 
 	unlease                                     string
 	claim, candidates, nextDue                  string
-	settle, renew                               string
+	settle, succeed, renew                      string
 	syncHandlers, others                        string
 	orphans, block, stuck, revive, far, shorten string
 	recordGap, closeGaps, recordSource, looked  string
@@ -119,6 +119,7 @@ func render(schemaName, now string) statements {
 		candidates:   x.Replace(candidatesSQL),
 		nextDue:      x.Replace(nextDueSQL),
 		settle:       x.Replace(parts.Replace(settleSQL)),
+		succeed:      x.Replace(parts.Replace(succeedSQL)),
 		renew:        x.Replace(renewSQL),
 		syncHandlers: x.Replace(syncHandlersSQL),
 		others:       x.Replace(othersSQL),
