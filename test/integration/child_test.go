@@ -18,6 +18,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
@@ -182,6 +183,10 @@ func (c *child) signal(sig syscall.Signal) {
 // stop ends the child the polite way and returns its totals.
 func (c *child) stop() totals {
 	c.w.t.Helper()
+	testdb.WaitFor(c.w.t, c.process+" to listen for signals, which it does before it opens its receipts", func() bool {
+		_, err := os.Stat(c.receipts)
+		return err == nil
+	})
 	c.signal(syscall.SIGTERM)
 	if err := c.wait(); err != nil {
 		c.w.t.Fatalf("%s did not stop cleanly: %v", c.process, err)
