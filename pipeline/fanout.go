@@ -97,8 +97,10 @@ func (f *fanOut) deliver(run, work context.Context, events []routed, via string,
 			at = place{}
 		}
 		leased, err := f.attempt(work, &p, via, at)
-		unsure = append(unsure, leased...)
 		rejected := err != nil && f.store.Rejected(err)
+		if !rejected {
+			unsure = append(unsure, leased...)
+		}
 		if rejected && len(p.events) == 1 {
 			rejected, err = false, f.quarantine(work, p.events[0], err)
 		}

@@ -202,6 +202,9 @@ func TestQ25_ARefusedRowIsIsolatedByHalving(t *testing.T) {
 		if n := b.store.noted("fanout"); n > 1+2*2*8 {
 			t.Errorf("%d statements for 2 bad rows of 256", n)
 		}
+		if n := b.store.called("settle"); n != 0 {
+			t.Errorf("leases of refused statements, which took none, are given back: %d statements that lock rows of running deliveries", n)
+		}
 		if b.obs.count(CountQuarantined) != 2 || b.obs.count(CountFanOutRetry) != 0 {
 			t.Errorf("counts %v", b.obs.counts)
 		}

@@ -13,7 +13,7 @@ type FanOutStore interface {
 	// FanOut marks the events and inserts their deliveries in one transaction,
 	// guarded so that a repeated call changes nothing. It returns after the commit is
 	// durable. An error for which the store's Rejected says true was caused by a
-	// row, not by the database's condition.
+	// row, not by the database's condition; what was leased by then has been given back.
 	FanOut(ctx context.Context, batch delivery.FanOut) (delivery.FanOutResult, error)
 	// Quarantine stands in for a fan that the database refuses as it is: one BLOCKED delivery per
 	// target with reduced content and the reason "rejected". When those are refused too, deliveries

@@ -87,6 +87,18 @@ func TestScriptsMySQL(t *testing.T) {
 	})
 }
 
+// TestScriptsMixed runs the sessions in which one process serves databases of different kinds.
+func TestScriptsMixed(t *testing.T) {
+	runScripts(t, "testdata/script/mixed", func(t testing.TB) map[string]string {
+		maria, my := testdb.MySQL(t, testdb.MariaDB118), testdb.MySQL(t, testdb.MySQL97)
+		return map[string]string{
+			"DATABASE_URL": testdb.Postgres(t, 18).DSN(),
+			"MARIADB_URL":  maria.DSN(), "MARIADB_DATABASE": maria.Name(),
+			"MYSQL_URL": my.DSN(), "MYSQL_DATABASE": my.Name(),
+		}
+	})
+}
+
 func runScripts(t *testing.T, dir string, database func(testing.TB) map[string]string) {
 	files, err := filepath.Glob(dir + "/*.txtar")
 	if err != nil || len(files) == 0 {

@@ -54,8 +54,9 @@ type Input struct {
 	Receipts    []Receipt
 	Faults      []Fault
 	// Lease, when not 0, says that leases ran out on their own, as they do on a machine
-	// that is too busy to renew them, and how long they were: an attempt that was not
-	// settled may then be repeated a lease after it started.
+	// that is too busy to renew them, and how long they were. An attempt waits for its turn while its lease
+	// runs, and starts while a tenth of it is left: it may then, when it was not settled, be repeated a tenth of
+	// a lease after it started.
 	Lease time.Duration
 }
 
@@ -235,7 +236,7 @@ func givenBack(outcome string) bool {
 func countCut(starts []Receipt, in Input) int {
 	n := 0
 	for i, s := range starts {
-		lapsed := in.Lease > 0 && !s.Settled && i+1 < len(starts) && starts[i+1].Start.Sub(s.Start) >= in.Lease
+		lapsed := in.Lease > 0 && !s.Settled && i+1 < len(starts) && starts[i+1].Start.Sub(s.Start) >= in.Lease/10
 		if lapsed || slices.ContainsFunc(in.Faults, func(f Fault) bool { return f.swallows(s) }) {
 			n++
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -190,7 +191,8 @@ func TestCompare_DuplicateIsExplainedByALapse(t *testing.T) {
 		explained bool
 	}{
 		{"a lease later", start("e1", "h1", 1, 10, 20, "ok"), 900 * time.Millisecond, true},
-		{"within the lease", start("e1", "h1", 1, 10, 20, "ok"), 1100 * time.Millisecond, false},
+		{"started when a tenth was left", start("e1", "h1", 1, 10, 20, "ok"), 9800 * time.Millisecond, true},
+		{"while the lease held for certain", start("e1", "h1", 1, 10, 20, "ok"), 10 * time.Second, false},
 		{"settled", settled(start("e1", "h1", 1, 10, 20, "ok")), 900 * time.Millisecond, false},
 		{"no lease ran out", start("e1", "h1", 1, 10, 20, "ok"), 0, false},
 	}
@@ -343,5 +345,16 @@ func TestLatencies_FirstStartOfCommittedPairs(t *testing.T) {
 	}
 	if got := ledger.Percentile(nil, 50); got != 0 {
 		t.Errorf("median of nothing = %s, want 0", got)
+	}
+}
+
+func TestStory(t *testing.T) {
+	in := clean()
+	in.Receipts[0] = settled(start("e1", "h1", 1, 10, 20, "ok"))
+	story := in.Story(in.Receipts[0].Pair)
+	for _, want := range []string{"row SUCCEEDED", "attempt 1", "ok after 10ms", "settled"} {
+		if !strings.Contains(story, want) {
+			t.Errorf("the story lacks %q: %s", want, story)
+		}
 	}
 }

@@ -45,6 +45,26 @@ func (r Report) String() string {
 	return b.String()
 }
 
+// Story tells in one line what the accounts know about a pair, for whoever looks into a broken promise.
+func (in Input) Story(p Pair) string {
+	var b strings.Builder
+	for _, row := range in.Rows {
+		if row.Pair == p {
+			fmt.Fprintf(&b, "row %s, %d failed attempts, %d claims", row.State, row.Attempts, row.Claims)
+		}
+	}
+	for _, s := range groupReceipts(in.Receipts)[p] {
+		fmt.Fprintf(&b, "; %s attempt %d at %s", s.Process, s.Attempt, s.Start.UTC().Format("15:04:05.000"))
+		if !s.End.IsZero() {
+			fmt.Fprintf(&b, " %s after %s", s.Outcome, s.End.Sub(s.Start).Round(time.Millisecond))
+		}
+		if s.Settled {
+			b.WriteString(" settled")
+		}
+	}
+	return b.String()
+}
+
 // Latencies returns, sorted, how long after its commit each pair of a committed
 // event first reached its handler. It counts from the moment the writer sent
 // COMMIT, so the database's own flush is part of it and none is negative on one

@@ -127,6 +127,7 @@ func (w *world) spawn(c childLife) *child {
 		w.t.Fatal(err)
 	}
 	ch := &child{w: w, process: c.Process, receipts: c.Receipts, cmd: exec.Command(self)}
+	w.children = append(w.children, ch)
 	ch.cmd.Env = append(os.Environ(), childVariable+"="+string(life))
 	ch.cmd.SysProcAttr = testbed.DieWithParent()
 	stdout, err := ch.cmd.StdoutPipe()

@@ -36,6 +36,7 @@ type world struct {
 	faults      []ledger.Fault
 	lives       int
 	here        []*dispatcher // those that ran in this process
+	children    []*child      // the others
 	lapsed      bool          // a child reported that leases ran out
 	// wrecked says in words what the test broke, for the table at the end.
 	wrecked []string
@@ -371,10 +372,17 @@ func (w *world) accounts() ledger.Input {
 }
 
 // verdict compares the accounts and fails the test for every broken promise, but
-// for those that the test has dealt with itself and forgives.
+// for those that the test has dealt with itself and forgives. Children that still run are stopped
+// first: only then do they tell whether leases ran out.
 func (w *world) verdict(forgive ...func(*ledger.Report)) ledger.Report {
 	w.t.Helper()
-	report := ledger.Compare(w.accounts())
+	for _, c := range w.children {
+		if !c.ended {
+			w.t.Logf("%s: %s", c.process, c.stop())
+		}
+	}
+	accounts := w.accounts()
+	report := ledger.Compare(accounts)
 	for _, f := range forgive {
 		f(&report)
 	}
@@ -384,6 +392,11 @@ func (w *world) verdict(forgive ...func(*ledger.Report)) ledger.Report {
 	}
 	for _, broken := range report.Broken() {
 		w.t.Errorf("seed %d: %s", w.seed, broken)
+	}
+	for _, list := range [][]ledger.Pair{report.Unexplained, report.Overlaps, report.RepeatedClaims} {
+		for _, pair := range list[:min(3, len(list))] {
+			w.t.Logf("starts of %s: %s", pair, accounts.Story(pair))
+		}
 	}
 	testbed.Record(w.t, w.db.Title(), report, w.wrecked)
 	return report
