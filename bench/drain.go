@@ -81,36 +81,43 @@ func (b *bench) drain(ctx context.Context, handlers int) (d drained, err error) 
 		if err := w.migrateEvents(ctx); err != nil {
 			return err
 		}
-		d.insert, err = w.metered(ctx, func() error { return w.insertEvents(ctx, 0, events, b.perTx) })
-		if err != nil {
-			return err
-		}
-		newest := time.Now()
-		if err := w.sizes(ctx, "events", "eventlog.events", "payload"); err != nil {
-			return err
-		}
-		if err := w.settle(ctx); err != nil {
-			return err
-		}
-		if !pause(ctx, time.Until(newest.Add(backlogAge))) {
-			return ctx.Err()
-		}
-		r := newReceipts(handlers, events)
-		d.work, err = w.metered(ctx, func() error {
-			return w.profiled(ctx, fmt.Sprintf("drain %d", handlers), func() error {
-				d.rate, err = w.drainRate(ctx, handlers, r)
-				return err
-			})
-		})
-		if err != nil {
-			return err
-		}
-		return w.ledger(ctx, handlers, r)
+		d, _, err = w.drainEvents(ctx, fmt.Sprintf("drain %d", handlers), handlers, 0, events)
+		return err
 	})
 	return d, err
 }
 
-func (w *world) drainRate(ctx context.Context, handlers int, r *receipts) (float64, error) {
+// drainEvents commits events from number first on and drains them.
+func (w *world) drainEvents(ctx context.Context, name string, handlers, first, events int) (d drained, r *receipts, err error) {
+	d.insert, err = w.metered(ctx, func() error { return w.insertEvents(ctx, first, first+events, w.b.perTx) })
+	if err != nil {
+		return d, nil, err
+	}
+	newest := time.Now()
+	if err := w.sizes(ctx, "events", "eventlog.events", "payload"); err != nil {
+		return d, nil, err
+	}
+	if err := w.settle(ctx); err != nil {
+		return d, nil, err
+	}
+	if !pause(ctx, time.Until(newest.Add(backlogAge))) {
+		return d, nil, ctx.Err()
+	}
+	r = newReceipts(handlers, events)
+	r.base = first
+	d.work, err = w.metered(ctx, func() error {
+		return w.profiled(ctx, name, func() error {
+			d.rate, err = w.drainRate(ctx, name, handlers, r)
+			return err
+		})
+	})
+	if err != nil {
+		return d, nil, err
+	}
+	return d, r, w.ledger(ctx, handlers, r)
+}
+
+func (w *world) drainRate(ctx context.Context, name string, handlers int, r *receipts) (float64, error) {
 	begun := time.Now()
 	running, err := startDispatcher(w.dsn(), noOps(handlers, r))
 	if err != nil {
@@ -121,7 +128,7 @@ func (w *world) drainRate(ctx context.Context, handlers int, r *receipts) (float
 		return 0, err
 	}
 	took := time.Since(begun)
-	busy := w.busy(ctx, fmt.Sprintf("drain %d", handlers))
+	busy := w.busy(ctx, name)
 	return float64(r.events*handlers) / took.Seconds(), errors.Join(busy, running.end())
 }
 

@@ -39,6 +39,9 @@ func experiments() []experiment {
 		{"drain", "committed events to SUCCEEDED, beside jobs worked by River", drainAll},
 		{"latency", "commit to handler start, beside River's insert to work", latencyAll},
 		{"reader", "events read from the log, without a fan-out, beside a bare loop and pg_recvlogical", readAll},
+		{"held", "drain while an old transaction is open", heldAll},
+		{"history", "drain with millions of finished rows", historyAll},
+		{"backlog", "a large backlog: does it slow down, what does it hold in memory", backlogAll},
 	}
 }
 

@@ -39,8 +39,14 @@ func readAll(ctx context.Context, b *bench) error {
 			}
 			var ours, bare, tool float64
 			err := inTurn(round,
-				func() (err error) { ours, err = w.rated(func() error { return w.readOurs(ctx) }); return err },
-				func() (err error) { bare, err = w.rated(func() error { return w.readBare(ctx) }); return err })
+				func() (err error) {
+					ours, err = w.rated(func() error { return w.profiled(ctx, "reader", func() error { return w.readOurs(ctx) }) })
+					return err
+				},
+				func() (err error) {
+					bare, err = w.rated(func() error { return w.profiled(ctx, "reader bare", func() error { return w.readBare(ctx) }) })
+					return err
+				})
 			if err != nil {
 				return err
 			}

@@ -10,9 +10,10 @@ import (
 // receipts is what the handlers of a run received: how often each of them was started for each
 // event, and when first. Safe for use by many goroutines, and cheap.
 type receipts struct {
-	events int
-	starts [][]atomic.Uint32 // by handler, by event
-	first  [][]atomic.Int64  // the same, as nanoseconds of the wall clock
+	// base is the number of the first event.
+	base, events int
+	starts       [][]atomic.Uint32 // by handler, by event
+	first        [][]atomic.Int64  // the same, as nanoseconds of the wall clock
 
 	left atomic.Int64
 	once sync.Once
@@ -31,7 +32,7 @@ func newReceipts(handlers, events int) *receipts {
 
 // started notes that a handler was started for an event.
 func (r *receipts) started(handler, n int) {
-	if n < 0 || n >= r.events || r.starts[handler][n].Add(1) > 1 {
+	if n -= r.base; n < 0 || n >= r.events || r.starts[handler][n].Add(1) > 1 {
 		return
 	}
 	r.first[handler][n].Store(time.Now().UnixNano())

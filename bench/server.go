@@ -48,6 +48,9 @@ func settings() map[string]string {
 // on runs an experiment on a server of its own.
 func (b *bench) on(ctx context.Context, e experiment) (err error) {
 	set := settings()
+	if b.profile != "" {
+		set["pg_stat_statements.track_planning"] = "on"
+	}
 	if b.plans {
 		set["shared_preload_libraries"] += ",auto_explain"
 		set["auto_explain.log_min_duration"] = "20ms"
@@ -296,6 +299,14 @@ func (w *world) profiled(ctx context.Context, name string, fn func() error) erro
 	return w.statements(ctx, path+".sql.txt")
 }
 
+// looked writes down the statements so far, when profiles are wanted.
+func (w *world) looked(ctx context.Context, name string) error {
+	if w.b.profile == "" {
+		return nil
+	}
+	return w.statements(ctx, filepath.Join(w.b.profile, strings.ReplaceAll(name, " ", "-")+".sql.txt"))
+}
+
 // busy writes down, when profiles are wanted, which processes of the server were busy.
 func (w *world) busy(ctx context.Context, name string) error {
 	if w.b.profile == "" {
@@ -309,7 +320,7 @@ func (w *world) busy(ctx context.Context, name string) error {
 }
 
 func (w *world) statements(ctx context.Context, path string) error {
-	rows, err := w.pool.Query(ctx, `SELECT calls, rows, round(total_exec_time::numeric, 1)::text, round(mean_exec_time::numeric, 3)::text,
+	rows, err := w.pool.Query(ctx, `SELECT calls, rows, round(total_exec_time::numeric, 1)::text, round(mean_exec_time::numeric, 3)::text, round(total_plan_time::numeric, 1)::text,
 		shared_blks_hit, shared_blks_read, wal_records, wal_bytes::text, left(regexp_replace(query, '\s+', ' ', 'g'), 160)
 		FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
 		ORDER BY total_exec_time DESC LIMIT 20`)
@@ -317,7 +328,7 @@ func (w *world) statements(ctx context.Context, path string) error {
 		return err
 	}
 	var out strings.Builder
-	out.WriteString("calls\trows\ttotal_ms\tmean_ms\thit\tread\twal_records\twal_bytes\tquery\n")
+	out.WriteString("calls\trows\ttotal_ms\tmean_ms\ttotal_plan_ms\thit\tread\twal_records\twal_bytes\tquery\n")
 	for rows.Next() {
 		values, err := rows.Values()
 		if err != nil {

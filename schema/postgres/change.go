@@ -18,8 +18,20 @@ import (
 // hand and the table as it is now; a plan kept from the time when the table was small
 // would not follow its growth until the next ANALYZE. Compilation does not pay for statements
 // of milliseconds.
-const tuning = `SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_seqscan', 'off', true),
-    set_config('plan_cache_mode', 'force_custom_plan', true), set_config('jit', 'off', true), `
+//
+// For a few rows the plan costs more than the work: half a millisecond that stands between a commit and its
+// handler. Such a statement keeps one plan, made for lists of ten, which looks up each key as well. Where the
+// pool does not prepare statements it is planned each time nevertheless.
+const (
+	tuning = `SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_seqscan', 'off', true),
+    set_config('jit', 'off', true), `
+	planned = tuning + `set_config('plan_cache_mode', 'force_custom_plan', true), `
+	kept    = tuning + `set_config('plan_cache_mode', 'force_generic_plan', true), `
+)
+
+// few is how many rows a statement with a kept plan may change. More of them, joined with each other by a plan for
+// ten, would cost more than a plan.
+const few = 16
 
 // stillOpenSQL says that a delivery is open, in a way that no partial index fits: a backlog may have grown
 // since the statistics were taken, and reading all of it to find a few keys would look cheap.
@@ -32,10 +44,34 @@ const (
 	// durable: the commit waits for the disk even where the database, or the role, is set not to. The
 	// position of the log is confirmed after a fan-out, and a lease that a crash
 	// forgets would be given twice.
-	durable settings = tuning + `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
+	durable settings = planned + waits
 	// fast: the commit does not wait. Losing an outcome in a crash of the server costs a repeat, not a loss.
-	fast settings = tuning + `set_config('synchronous_commit', 'off', true)`
+	fast settings = planned + waitsNot
+
+	// Those for a few rows.
+	durableFew settings = kept + waits
+	fastFew    settings = kept + waitsNot
 )
+
+const (
+	waits    = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
+	waitsNot = `set_config('synchronous_commit', 'off', true)`
+)
+
+// durableFor and fastFor are durable and fast for a statement that changes n rows.
+func durableFor(n int) settings {
+	if n <= few {
+		return durableFew
+	}
+	return durable
+}
+
+func fastFor(n int) settings {
+	if n <= few {
+		return fastFew
+	}
+	return fast
+}
 
 // statement is one that changes rows, with its arguments.
 type statement struct {

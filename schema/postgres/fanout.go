@@ -220,7 +220,7 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 	)
 	s.markLate(ctx, t)
 	args := append([]any{ids, keys, targets}, b.targetArgs(all)...)
-	if err := s.changeRow(ctx, durable, []any{&inserted, &leased, &fresh, &b.absent, &duplicates, &b.unmarked}, t.fanOut, args...); err != nil {
+	if err := s.changeRow(ctx, durableFor(max(b.rows, len(b.targets))), []any{&inserted, &leased, &fresh, &b.absent, &duplicates, &b.unmarked}, t.fanOut, args...); err != nil {
 		return err
 	}
 	result.Created = b.created(inserted, leased)

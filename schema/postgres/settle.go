@@ -173,7 +173,7 @@ func (s *Store) settle(ctx context.Context, successes, others []delivery.Outcome
 		statements = append(statements, statement{s.sql.settle, outcomeArgs(others)})
 	}
 	err = again(ctx, func() error {
-		settled, err = changeAll(ctx, s, fast, scanSettled, statements)
+		settled, err = changeAll(ctx, s, fastFor(max(len(successes), len(others))), scanSettled, statements)
 		return err
 	})
 	return settled, err
