@@ -29,6 +29,10 @@ if grep -q '^ledger' "$CDC_DISPATCHER_TEST_REPORT"; then
 		function print_row(t, s, c, u, d, l, r, f) { printf "%-58s %-16s %9s %7s %10s %5s %7s  %s\n", t, s, c, u, d, l, r, f }
 		$1 == "ledger" { print_row($2, $3, $4, $5, $6, $7, $8, $9) }' "$CDC_DISPATCHER_TEST_REPORT"
 fi
+if grep -q '^table' "$CDC_DISPATCHER_TEST_REPORT"; then
+	printf '\n== faults from a seed: what was broken, and what was left\n'
+	sed -n 's/^table\t//p' "$CDC_DISPATCHER_TEST_REPORT"
+fi
 printf '\n== packages\n'
 grep -E '^(ok[[:space:]]|FAIL|--- FAIL|panic: )' "$work/log" || true
 exit "$status"

@@ -9,6 +9,7 @@
 //	Stall      nothing is forwarded, nobody is told; Resume forwards what waited
 //	Blackhole  nothing is ever forwarded again, nobody is told, not even of a close
 //	Delay      every chunk is held back for a while, in order
+//	Redirect   new connections reach another target
 //
 // The proxy owns one goroutine that accepts and two per connection that pump;
 // the cleanup of the test ends them all and waits for them.

@@ -12,7 +12,6 @@ import (
 // Proxy forwards TCP connections to one target until a fault is asked for. All
 // methods may be called from any goroutine.
 type Proxy struct {
-	target   string
 	listener net.Listener
 	bytes    atomic.Int64
 	accepted atomic.Int64
@@ -21,6 +20,7 @@ type Proxy struct {
 	done chan struct{} // closed by cleanup
 
 	mu     sync.Mutex
+	target string
 	links  map[*link]struct{}
 	refuse bool
 	hole   bool
@@ -126,6 +126,13 @@ func (p *Proxy) cutMarked() {
 	}
 }
 
+// Redirect sends new connections to another target, as a name does that follows the primary.
+func (p *Proxy) Redirect(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+}
+
 // Refuse decides whether new connections are turned away.
 func (p *Proxy) Refuse(on bool) {
 	p.mu.Lock()
@@ -203,6 +210,7 @@ func (p *Proxy) serve(client net.Conn) {
 	}
 	l.swallowed.Store(p.hole)
 	p.links[l] = struct{}{}
+	target := p.target
 	p.mu.Unlock()
 	p.accepted.Add(1)
 	defer p.forget(l)
@@ -212,7 +220,7 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	var dialer net.Dialer
-	server, err := dialer.DialContext(context.Background(), "tcp", p.target)
+	server, err := dialer.DialContext(context.Background(), "tcp", target)
 	if err != nil {
 		return // the client sees a closed connection, as without a proxy
 	}

@@ -52,6 +52,21 @@ func TestCutAfterPassesThatManyBytes(t *testing.T) {
 	}
 }
 
+func TestRedirectLeadsNewConnectionsElsewhere(t *testing.T) {
+	p, conn := dialed(t)
+	other, _ := dialed(t)
+	p.Redirect(other.Addr())
+	before := other.BytesForwarded()
+	exchange(t, conn, "old\n")
+	if n := other.BytesForwarded() - before; n != 0 {
+		t.Errorf("%d bytes of an old connection went to the new target", n)
+	}
+	exchange(t, dial(t, p), "new\n")
+	if n := other.BytesForwarded() - before; n != 8 {
+		t.Errorf("%d bytes of a new connection went to the new target, want 4 there and 4 back", n)
+	}
+}
+
 func TestRefuseTurnsNewConnectionsAway(t *testing.T) {
 	p, conn := dialed(t)
 	exchange(t, conn, "a\n")

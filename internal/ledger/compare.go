@@ -22,27 +22,51 @@ type Row struct {
 	Leased bool
 }
 
-// Fault is a moment at which outcomes that were not durable yet were lost.
+// Fault is a moment, or a while, in which outcomes that were not durable yet were lost.
 type Fault struct {
-	// Process that died or was stopped, with every outcome that it had not written
-	// yet. Empty when the server crashed, which concerns every process, and also outcomes
+	// Process that died, was stopped or was cut off, with every outcome that it had not
+	// written yet. Empty when the server crashed, which concerns every process, and also outcomes
 	// that had been written but not flushed: acknowledgements commit asynchronously.
 	Process string
-	At      time.Time
-	// Window is how long before a crash of the server a handler may have returned
-	// without its outcome being on disk at At.
+	// At is when it began, Until when what lasted was over. Zero means that it was a moment:
+	// for a process, its death.
+	At, Until time.Time
+	// Window is how long before At a handler may have returned without its outcome being
+	// written. Zero says nothing of it where a process died.
 	Window time.Duration
+	// Frozen says that the process did not run meanwhile. It could not watch its leases, so an
+	// attempt of it, or one that it began within Window of waking up, may overlap with
+	// one of whoever took the delivery over.
+	Frozen bool
+}
+
+func (f Fault) over() time.Time {
+	if f.Until.Before(f.At) {
+		return f.At
+	}
+	return f.Until
 }
 
 // swallows says whether the fault may have undone the outcome of an attempt.
 func (f Fault) swallows(s Receipt) bool {
-	if s.Start.After(f.At) {
+	if s.Start.After(f.over()) {
 		return false
 	}
 	if f.Process != "" {
-		return f.Process == s.Process && !s.Settled
+		if f.Process != s.Process || s.Settled {
+			return false
+		}
+		if f.Window == 0 {
+			return true
+		}
 	}
 	return s.End.IsZero() || !s.End.Before(f.At.Add(-f.Window))
+}
+
+// froze says whether the fault kept the attempt's process from watching its lease.
+func (f Fault) froze(s Receipt) bool {
+	return f.Frozen && (f.Process == "" || f.Process == s.Process) &&
+		!s.Start.After(f.over().Add(f.Window)) && (s.End.IsZero() || !s.End.Before(f.At))
 }
 
 // Input is the three accounts, and the faults that were made on purpose.
@@ -197,11 +221,12 @@ func (r *Report) checkStarts(pair Pair, starts []Receipt, rows map[Pair]Row, in 
 	}
 	attempts := map[int]bool{}
 	var busyUntil time.Time
+	var busy Receipt
 	overlap, repeated := false, false
 	for i, s := range starts {
-		overlap = overlap || i > 0 && s.Start.Before(busyUntil)
+		overlap = overlap || i > 0 && s.Start.Before(busyUntil) && !frozen(busy, s, in.Faults)
 		if end := ended(s, in.Faults); end.After(busyUntil) {
-			busyUntil = end
+			busy, busyUntil = s, end
 		}
 		repeated = repeated || attempts[s.Attempt]
 		// An attempt that was given back is claimed again under the same number.
@@ -254,11 +279,16 @@ func ended(s Receipt, faults []Fault) time.Time {
 	}
 	end := forever
 	for _, f := range faults {
-		if f.Process == s.Process && !f.At.Before(s.Start) && f.At.Before(end) {
+		if f.Process == s.Process && f.Until.IsZero() && !f.At.Before(s.Start) && f.At.Before(end) {
 			end = f.At
 		}
 	}
 	return end
+}
+
+// frozen says that one of two attempts was beyond its lease because its process was frozen.
+func frozen(a, b Receipt, faults []Fault) bool {
+	return slices.ContainsFunc(faults, func(f Fault) bool { return f.froze(a) || f.froze(b) })
 }
 
 // groupReceipts returns the receipts of each pair in order of start.

@@ -24,7 +24,8 @@
 //     process died, the server lost the asynchronous acknowledgement, or the lease ran out.
 //     A duplicate is explained when a known [Fault] fell between that start and the
 //     moment its outcome must have been durable; any other is a broken promise.
-//   - overlaps: two attempts of one delivery that ran at the same time.
+//   - overlaps: two attempts of one delivery that ran at the same time, unless the process of
+//     one of them was frozen meanwhile (Fault.Frozen) and could not watch its lease.
 //   - repeated claims: two starts of one delivery with the same attempt number,
 //     which two workers on one claim would produce.
 package ledger

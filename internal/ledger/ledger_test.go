@@ -131,6 +131,59 @@ func TestCompare_NamesTheBrokenPromise(t *testing.T) {
 	}
 }
 
+// A second start of a settled delivery is explained by a fault of its process, or of the
+// server, between the first start and the moment its outcome must have been written.
+func TestCompare_FaultsThatLast(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		fault ledger.Fault
+		want  bool
+	}{
+		{"while it ran", ledger.Fault{Process: "p1", At: at(5), Until: at(15)}, true},
+		{"begun in the window after it", ledger.Fault{Process: "p1", At: at(20), Until: at(25), Window: 10 * time.Millisecond}, true},
+		{"begun later", ledger.Fault{Process: "p1", At: at(20), Until: at(25), Window: 5 * time.Millisecond}, false},
+		{"over before it", ledger.Fault{Process: "p1", At: at(1), Until: at(9), Window: time.Second}, false},
+		{"of another process", ledger.Fault{Process: "p2", At: at(5), Until: at(15)}, false},
+		{"of the server", ledger.Fault{At: at(11), Until: at(15)}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := clean()
+			in.Receipts = append(in.Receipts, start("e2", "h2", 2, 30, 31, "ok"))
+			in.Faults = []ledger.Fault{tt.fault}
+			if got := ledger.Compare(in); (len(got.Unexplained) == 0) != tt.want || got.Duplicates != 1 {
+				t.Errorf("explained = %t, want %t: %s", !tt.want, tt.want, got)
+			}
+		})
+	}
+}
+
+// An attempt of a frozen process may overlap with the one that took its place, also when the
+// process wakes up and begins it late; one of a process that was only cut off may not.
+func TestCompare_OverlapsOfAFrozenProcess(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		fault ledger.Fault
+		want  bool
+	}{
+		{"frozen while it ran", ledger.Fault{Process: "p1", At: at(12), Until: at(22), Frozen: true}, true},
+		{"woke up just before", ledger.Fault{Process: "p1", At: at(1), Until: at(9), Window: 5 * time.Millisecond, Frozen: true}, true},
+		{"woke up long before", ledger.Fault{Process: "p1", At: at(1), Until: at(4), Window: 5 * time.Millisecond, Frozen: true}, false},
+		{"frozen afterwards", ledger.Fault{Process: "p1", At: at(30), Until: at(40), Frozen: true}, false},
+		{"another one frozen", ledger.Fault{Process: "p2", At: at(12), Until: at(22), Frozen: true}, false},
+		{"cut off", ledger.Fault{Process: "p1", At: at(12), Until: at(22)}, false},
+		{"the whole machine", ledger.Fault{At: at(12), Until: at(22), Frozen: true}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := clean()
+			in.Receipts[1].End = at(25) // the second attempt is from 20 to 21
+			in.Faults = []ledger.Fault{tt.fault}
+			if got := ledger.Compare(in); (len(got.Overlaps) == 0) != tt.want {
+				t.Errorf("forgiven = %t, want %t", !tt.want, tt.want)
+			}
+		})
+	}
+}
+
 func TestCompare_RolledBackSeenByAHandlerWithoutARow(t *testing.T) {
 	in := clean()
 	in.Receipts = append(in.Receipts, start("r1", "h1", 1, 5, 6, "ok"))

@@ -3,6 +3,7 @@ package localserver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -26,6 +27,10 @@ type PostgresOptions struct {
 	HBA string
 	// Install is the server to run; nil looks for one of the wanted major.
 	Install *Install
+	// StandbyOf makes the new server a physical standby of a running one of the same
+	// install, which primary_conninfo leads to unless Settings say otherwise. SQL
+	// promotes it.
+	StandbyOf *Postgres
 }
 
 // StopMode is one of PostgreSQL's three ways to shut down.
@@ -70,9 +75,12 @@ type Postgres struct {
 // other error ends with the last lines of the server's log.
 func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
 	var install Install
-	if o.Install != nil {
+	switch {
+	case o.StandbyOf != nil:
+		install = o.StandbyOf.install
+	case o.Install != nil:
 		install = *o.Install
-	} else {
+	default:
 		var err error
 		if install, err = findMajor(ctx, o.Major); err != nil {
 			return nil, err
@@ -80,7 +88,9 @@ func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
 	}
 	var server backend
 	var err error
-	if install.Image != "" {
+	if install.Image != "" && o.StandbyOf != nil {
+		err = errors.New("a standby needs local binaries")
+	} else if install.Image != "" {
 		server, err = newContainer(ctx, &install, o)
 	} else {
 		server, err = newProcess(ctx, install, o)

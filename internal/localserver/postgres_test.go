@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -140,6 +141,38 @@ func TestStartedServerIsAsPromised(t *testing.T) {
 		}
 		if !strings.Contains(server.Origin(), install.BinDir) {
 			t.Errorf("origin %q does not name %s", server.Origin(), install.BinDir)
+		}
+	})
+}
+
+// A standby follows its primary, with the primary's settings but for its own, and can be
+// promoted when that is gone.
+func TestStandbyFollowsAndCanBePromoted(t *testing.T) {
+	eachLocal(t, func(t *testing.T, install Install) {
+		primary := startServer(t, PostgresOptions{Install: &install, Settings: map[string]string{"max_connections": "33", "work_mem": "1MB"}})
+		exec1(t, primary, "CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)")
+		standby := startServer(t, PostgresOptions{StandbyOf: primary, Settings: map[string]string{"work_mem": "2MB"}})
+		for sql, want := range map[string]string{
+			"SELECT pg_is_in_recovery()::text": "true", "SHOW max_connections": "33", "SHOW work_mem": "2MB", "SHOW server_version": primary.Version(),
+		} {
+			if got := ask(t, standby, sql); !strings.HasPrefix(got, want) {
+				t.Errorf("%s: got %q, want %q", sql, got, want)
+			}
+		}
+		exec1(t, primary, "INSERT INTO kept VALUES (2)")
+		end := ask(t, primary, "SELECT pg_current_wal_lsn()::text")
+		for ask(t, standby, "SELECT (pg_last_wal_replay_lsn() >= '"+end+"')::text") != "true" {
+			runtime.Gosched() // each question takes a connection: the loop is no load
+		}
+		if err := primary.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if got := ask(t, standby, "SELECT pg_promote()::text"); got != "true" {
+			t.Fatalf("pg_promote: %s", got)
+		}
+		exec1(t, standby, "INSERT INTO kept VALUES (3)")
+		if got := ask(t, standby, "SELECT string_agg(n::text, ' ' ORDER BY n) FROM kept"); got != "1 2 3" {
+			t.Errorf("the promoted server has %s, want 1 2 3", got)
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,7 +55,12 @@ func newProcess(ctx context.Context, install Install, o PostgresOptions) (_ *pro
 			err = errors.Join(p.withLog(err), p.close())
 		}
 	}()
-	if err := p.initdb(ctx, o); err != nil {
+	if o.StandbyOf != nil {
+		err = p.copyOf(ctx, o)
+	} else {
+		err = p.initdb(ctx, o)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return p, p.startFirst(ctx)
@@ -84,6 +90,28 @@ func (p *process) initdb(ctx context.Context, o PostgresOptions) error {
 		}
 	}
 	return nil
+}
+
+// copyOf makes a standby from a copy of its primary, whose configuration comes with it.
+func (p *process) copyOf(ctx context.Context, o PostgresOptions) error {
+	log, err := p.openLog()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }() // the programs' own writes are what matters
+	cmd := p.command(filepath.Join(p.install.BinDir, "pg_basebackup"), "--pgdata="+p.folder.inside("data"),
+		"--dbname="+o.StandbyOf.DSN("postgres"), "--checkpoint=fast", "--no-sync")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := runBound(ctx, cmd); err != nil {
+		return fmt.Errorf("pg_basebackup: %w", err)
+	}
+	settings := map[string]string{"primary_conninfo": o.StandbyOf.DSN("postgres")}
+	maps.Copy(settings, o.Settings)
+	if err := p.configure(settings); err != nil {
+		return err
+	}
+	signal := p.folder.outside("data", "standby.signal")
+	return errors.Join(os.WriteFile(signal, nil, 0o600), p.account.own(signal))
 }
 
 // configure appends the settings to postgresql.conf, where ALTER SYSTEM can

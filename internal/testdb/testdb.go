@@ -61,14 +61,32 @@ func Dedicated(t testing.TB, major int, settings map[string]string) *localserver
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("PostgreSQL %s: own server from %s", server.Version(), server.Origin())
-	report(t, "server", postgresName(major), server.Version()+", "+server.Origin())
+	announce(t, "own server", server)
+	return server
+}
+
+// Standby starts a physical standby of a test's own server, closed by cleanup. Settings go
+// on top of those of its primary.
+func Standby(t testing.TB, primary *localserver.Postgres, settings map[string]string) *localserver.Postgres {
+	t.Helper()
+	server, err := localserver.StartPostgres(context.Background(), localserver.PostgresOptions{StandbyOf: primary, Settings: settings})
+	if err != nil {
+		t.Fatal(err)
+	}
+	announce(t, "own standby", server)
+	return server
+}
+
+// announce reports a server of a test's own, and closes it at the test's end.
+func announce(t testing.TB, whose string, server *localserver.Postgres) {
+	t.Helper()
+	t.Logf("PostgreSQL %s: %s from %s", server.Version(), whose, server.Origin())
+	report(t, "server", postgresName(server.Major()), server.Version()+", "+server.Origin())
 	t.Cleanup(func() {
 		if err := server.Close(); err != nil {
-			t.Errorf("close PostgreSQL %d: %v", major, err)
+			t.Errorf("close PostgreSQL %d: %v", server.Major(), err)
 		}
 	})
-	return server
 }
 
 // waitLimit is far above what anything takes on a machine that is busy with other tests.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/go-sql-driver/mysql"
 )
@@ -53,8 +54,10 @@ func connectMySQL(ctx context.Context, dsn, events string) (session, error) {
 	}
 	return &mysqlSession{pool: pool, conn: conn, insert: `INSERT INTO ` + events + ` (id, namespace, action_id, action_name, action_params,
 		started_date, completion_date, model_id, model_type, event_type, payload, event_date, delivered)
-		VALUES (?, 'shop.orders', ?, 'ChangeOrder', JSON_OBJECT('order', ?), ?, ?, ?, 'Order', ?, ?, ?, false)`}, nil
+		VALUES ` + mysqlRow}, nil
 }
+
+const mysqlRow = `(?, 'shop.orders', ?, 'ChangeOrder', JSON_OBJECT('order', ?), ?, ?, ?, 'Order', ?, ?, ?, false)`
 
 // exec runs a statement, and notes when the connection did not survive it: then the
 // error is not an answer of the server.
@@ -76,7 +79,11 @@ func (s *mysqlSession) write(ctx context.Context, c change) error {
 	if err := s.exec(ctx, `INSERT INTO orders VALUES (?, ?, ?, UTC_TIMESTAMP(6))`, c.order, c.customer, c.total); err != nil {
 		return err
 	}
-	if err := s.events(ctx, c.order, c.kept); err != nil {
+	insert := s.events
+	if c.bulk {
+		insert = s.bulk
+	}
+	if err := insert(ctx, c.order, c.kept); err != nil {
 		return err
 	}
 	if len(c.undone) > 0 {
@@ -90,19 +97,32 @@ func (s *mysqlSession) write(ctx context.Context, c change) error {
 			return err
 		}
 	}
-	if c.hold {
-		return s.exec(ctx, `DO SLEEP(?)`, holdSeconds)
+	if c.hold > 0 {
+		return s.exec(ctx, `DO SLEEP(?)`, c.hold)
 	}
 	return nil
 }
 
 func (s *mysqlSession) events(ctx context.Context, order string, rows []row) error {
 	for _, r := range rows {
-		if err := s.exec(ctx, s.insert, r.id, r.action, order, r.date, r.date, order, r.eventType, r.payload, r.date); err != nil {
+		if err := s.exec(ctx, s.insert, mysqlValues(order, r)...); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// bulk inserts all rows with one statement.
+func (s *mysqlSession) bulk(ctx context.Context, order string, rows []row) error {
+	var args []any
+	for _, r := range rows {
+		args = append(args, mysqlValues(order, r)...)
+	}
+	return s.exec(ctx, s.insert+strings.Repeat(", "+mysqlRow, len(rows)-1), args...)
+}
+
+func mysqlValues(order string, r row) []any {
+	return []any{r.id, r.action, order, r.date, r.date, order, r.eventType, r.payload, r.date}
 }
 
 func (s *mysqlSession) breakOrder(ctx context.Context, order string) error {

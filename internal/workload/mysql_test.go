@@ -131,3 +131,23 @@ func TestRunMySQL_ReturnsTheErrorOfARefusedWrite(t *testing.T) {
 		}
 	})
 }
+
+func TestRunMySQL_RoughWritersInsertManyRowsAtOnce(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		db := mysqlDatabase(t, kind)
+		var w ledger.Writers
+		c := mysqlConfig(db, &w)
+		c.Seed, c.Rough = 3, true
+		end := start(t, c)
+		testdb.WaitFor(t, "a statement of many rows", func() bool {
+			var found bool
+			err := db.Pool().QueryRowContext(t.Context(),
+				`SELECT EXISTS (SELECT 1 FROM events GROUP BY action_id HAVING count(*) >= 10)`).Scan(&found)
+			return err == nil && found
+		})
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		compareMySQL(t, db, w.Snapshot())
+	})
+}

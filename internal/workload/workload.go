@@ -44,6 +44,10 @@ type Config struct {
 	Draw func(*rand.Rand) Spec
 	// Faults says that connections and the server may fail.
 	Faults bool
+	// Rough adds what an application should not do often: a transaction that inserts
+	// many events at once (COPY, on MySQL one statement of many rows), and one that stays
+	// open for a second.
+	Rough bool
 }
 
 // Spec is one event to insert.

@@ -117,3 +117,21 @@ func TestRun_ReturnsTheErrorOfARefusedWrite(t *testing.T) {
 		}
 	})
 }
+
+func TestRun_RoughWritersInsertManyRowsAtOnce(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := database(t, major)
+		var w ledger.Writers
+		end := start(t, workload.Config{DSN: db.DSN(), Ledger: &w, Writers: 6, Seed: 3, Rough: true})
+		testdb.WaitFor(t, "a COPY", func() bool {
+			var found bool
+			err := db.Pool().QueryRow(t.Context(),
+				`SELECT EXISTS (SELECT FROM eventlog.events GROUP BY action_id HAVING count(*) >= 10)`).Scan(&found)
+			return err == nil && found
+		})
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		compare(t, db, w.Snapshot())
+	})
+}

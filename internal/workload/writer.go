@@ -18,8 +18,9 @@ const (
 	transactionTimeout = 30 * time.Second
 	// reconnectPause is the time between two tries to connect after a fault.
 	reconnectPause = 50 * time.Millisecond
-	// holdSeconds is how long a held transaction stays open on the server.
-	holdSeconds = 0.03
+	// holdSeconds is how long a held transaction stays open on the server, and
+	// longSeconds a long one.
+	holdSeconds, longSeconds = 0.03, 1.0
 )
 
 // writer is one session of the application. Its goroutine owns conn.
@@ -49,7 +50,8 @@ type change struct {
 	order, customer string
 	total           int
 	kept, undone    []row // the second are undone to a savepoint
-	hold            bool
+	bulk            bool  // all that is kept goes in one statement
+	hold            float64
 }
 
 // row is an event row as an application writes it (A2–A15).
@@ -105,7 +107,8 @@ type plan struct {
 	events []Spec // inserted and kept, unless the whole transaction is undone
 	undone []Spec // inserted after a savepoint and undone to it
 	end    ending
-	hold   bool // stay open for a while, so that later transactions commit first
+	bulk   bool
+	hold   float64 // seconds to stay open, so that later transactions commit first
 }
 
 type ending int
@@ -117,7 +120,8 @@ const (
 )
 
 // draw decides what the next transaction does: of a hundred, about 70 commit one event,
-// 10 commit several, 5 undo a part to a savepoint, 10 are rolled back and 5 break.
+// 10 commit several, 5 undo a part to a savepoint, 10 are rolled back and 5 break. Rough
+// ones come before these, two in a hundred each.
 func (w *writer) draw() plan {
 	specs := func(n int) []Spec {
 		out := make([]Spec, n)
@@ -126,7 +130,22 @@ func (w *writer) draw() plan {
 		}
 		return out
 	}
-	p := plan{hold: w.rng.IntN(20) == 0}
+	var p plan
+	if w.rng.IntN(20) == 0 {
+		p.hold = holdSeconds
+	}
+	if w.Rough {
+		switch d := w.rng.IntN(100); {
+		case d < 2:
+			p.events, p.bulk = specs(10+w.rng.IntN(40)), true
+			if w.rng.IntN(4) == 0 {
+				p.end = rollsBack
+			}
+			return p
+		case d < 4:
+			p.hold = longSeconds
+		}
+	}
 	switch d := w.rng.IntN(100); {
 	case d < 70:
 		p.events = specs(1)
@@ -206,6 +225,7 @@ func (w *writer) change(p plan, kept, undone []ledger.Event) change {
 		total:    1 + w.rng.IntN(99_900),
 		kept:     rows(p.events, kept),
 		undone:   rows(p.undone, undone),
+		bulk:     p.bulk,
 		hold:     p.hold,
 	}
 }

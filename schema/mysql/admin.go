@@ -95,17 +95,7 @@ func (a *Admin) carryOut(ctx context.Context, requestID string, fn func(context.
 				// Whatever happens to the order: a connection with the lock must not go back to the pool.
 				defer func() { err = errors.Join(err, giveLock(conn, name)) }()
 			}
-			tx, err := conn.BeginTx(bounded, nil)
-			if err != nil {
-				return err
-			}
-			if err := fn(bounded, tx); err != nil {
-				if undone := tx.Rollback(); undone != nil && !errors.Is(undone, sql.ErrTxDone) {
-					return errors.Join(err, undone)
-				}
-				return err
-			}
-			return tx.Commit()
+			return transaction(bounded, conn, func(q querier) error { return fn(bounded, q) })
 		})
 	})
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {

@@ -9,12 +9,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	mysqldriver "github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
@@ -79,14 +81,6 @@ func (c *faultyConn) QueryContext(ctx context.Context, query string, args []driv
 	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
 }
 
-func (c *faultyConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	if err := c.next("BEGIN"); err != nil {
-		return nil, err
-	}
-	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
-	return &faultyTx{Tx: tx, c: c}, err
-}
-
 func (c *faultyConn) CheckNamedValue(v *driver.NamedValue) error {
 	return c.Conn.(driver.NamedValueChecker).CheckNamedValue(v)
 }
@@ -96,19 +90,6 @@ func (c *faultyConn) ResetSession(ctx context.Context) error {
 }
 
 func (c *faultyConn) IsValid() bool { return c.Conn.(driver.Validator).IsValid() }
-
-type faultyTx struct {
-	driver.Tx
-	c *faultyConn
-}
-
-func (tx *faultyTx) Commit() error {
-	if err := tx.c.next("COMMIT"); err != nil {
-		_ = tx.Rollback()
-		return err
-	}
-	return tx.Tx.Commit()
-}
 
 // newFaulty returns a store whose driver can fail, and what was learned about the tables already.
 func newFaulty(t *testing.T, w world) (*Store, *faults) {
@@ -507,6 +488,59 @@ func TestTwoSweepsInOppositeOrder(t *testing.T) {
 		}
 		if left := w.undelivered(t, allTypes()); len(left) != 0 {
 			t.Errorf("%d events are not marked", len(left))
+		}
+	})
+}
+
+// The network swallows everything between the last statement of a transaction and its end. The
+// wait for an answer ends with the call's deadline; found by a plan of TestFaults, whose
+// dispatcher never stopped.
+func TestEndOfATransactionOnASilentNetwork(t *testing.T) {
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		w := newWorld(t, kind, layouts()[0], Config{})
+		cfg, err := mysqldriver.ParseDSN(w.db.DSN())
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy := faultproxy.New(t, cfg.Addr)
+		cfg.Addr = proxy.Addr()
+		PoolConfig(cfg)
+		connector, err := mysqldriver.NewConnector(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool := sql.OpenDB(connector)
+		t.Cleanup(func() { _ = pool.Close() })
+		s := newStore(t, w.db, pool, Config{Table: w.table})
+		failed := errors.New("the work failed")
+		for _, result := range []error{nil, failed} {
+			if _, err := s.serverOf(t.Context()); err != nil { // the only question on the way to fn
+				t.Fatal(err)
+			}
+			// More than the way to fn takes on a busy machine.
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			done := make(chan error, 1)
+			go func() {
+				done <- s.once(ctx, lockSeconds, func(q querier) error {
+					_, err := q.ExecContext(ctx, "UPDATE sources SET owner = owner")
+					proxy.Blackhole()
+					return errors.Join(err, result)
+				})
+			}()
+			var got error
+			testdb.WaitFor(t, "the call to end", func() bool {
+				select {
+				case got = <-done:
+					return true
+				default:
+					return false
+				}
+			})
+			cancel()
+			proxy.Heal()
+			if result == nil && !errors.Is(got, context.DeadlineExceeded) || result != nil && !errors.Is(got, failed) {
+				t.Errorf("after a fn that returned %v: %v", result, got)
+			}
 		}
 	})
 }

@@ -114,7 +114,7 @@ var ErrTenureLost = errors.New("another process is the reader now")
 // begin counts the epoch up, which ends whatever tenure there was.
 func (t *Tenure) begin(ctx context.Context) error {
 	k, s := t.keeper, t.keeper.store
-	return t.transaction(ctx, func(q querier) error {
+	return transaction(ctx, t.conn, func(q querier) error {
 		if err := s.ensureSource(ctx, q, k.source); err != nil {
 			return err
 		}
@@ -126,21 +126,6 @@ func (t *Tenure) begin(ctx context.Context) error {
 		_, err := q.ExecContext(ctx, "UPDATE "+s.names.sources+" SET epoch = ?, owner = ?, updated_date = "+s.now+" WHERE name = ?", t.epoch, k.owner, k.source)
 		return err
 	})
-}
-
-// transaction runs fn in a transaction of the tenure's own session.
-func (t *Tenure) transaction(ctx context.Context, fn func(querier) error) error {
-	tx, err := t.conn.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	if err := fn(tx); err != nil {
-		if undone := tx.Rollback(); undone != nil && !errors.Is(undone, sql.ErrTxDone) {
-			return errors.Join(err, undone)
-		}
-		return err
-	}
-	return tx.Commit()
 }
 
 // Epoch is greater than that of every earlier tenure of the source, and never zero.
@@ -171,7 +156,7 @@ func (t *Tenure) Check(ctx context.Context) error {
 func (t *Tenure) Save(ctx context.Context, position, identity string) error {
 	k, s := t.keeper, t.keeper.store
 	err := again(ctx, func() error {
-		return t.transaction(ctx, func(q querier) error {
+		return transaction(ctx, t.conn, func(q querier) error {
 			var epoch uint64
 			if err := q.QueryRowContext(ctx, "SELECT epoch FROM "+s.names.sources+" WHERE name = ? FOR UPDATE", k.source).Scan(&epoch); err != nil {
 				if errors.Is(err, sql.ErrNoRows) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	driver "github.com/go-sql-driver/mysql"
 )
@@ -154,19 +155,44 @@ func (s *Store) change(ctx context.Context, fn func(querier) error) error {
 // once runs fn in one transaction. The lock wait, in seconds, is how long a statement waits for a row.
 func (s *Store) once(ctx context.Context, lockWait int, fn func(querier) error) error {
 	return s.session(ctx, lockWait, func(conn *sql.Conn) error {
-		tx, err := conn.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		if err := fn(tx); err != nil {
-			// A lock wait undoes its statement only, so the rest is undone here.
-			if undone := tx.Rollback(); undone != nil && !errors.Is(undone, sql.ErrTxDone) {
-				return errors.Join(err, undone)
-			}
-			return err
-		}
-		return tx.Commit()
+		return transaction(ctx, conn, fn)
 	})
+}
+
+// endTimeout bounds the wait for the answer to a COMMIT or ROLLBACK when nothing else does.
+const endTimeout = 10 * time.Second
+
+// transaction runs fn in a transaction of a session. It begins and ends by statements, because
+// database/sql and the driver wait for the end of a transaction of theirs without a context: for
+// ever, on a network that swallows the answer. What was under way when ctx is cancelled
+// is still committed, if fn has succeeded.
+func transaction(ctx context.Context, conn *sql.Conn, fn func(querier) error) error {
+	open := true
+	defer func() {
+		if open {
+			discard(conn) // it must not go back to the pool with a transaction
+		}
+	}()
+	if _, err := conn.ExecContext(ctx, "START TRANSACTION"); err != nil {
+		return err
+	}
+	// A lock wait undoes its statement only, so the rest is undone here.
+	if err := fn(conn); err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		_, undone := conn.ExecContext(undo, "ROLLBACK")
+		open = undone != nil // the server undoes it when the connection is gone
+		return err
+	}
+	deadline, bound := ctx.Deadline()
+	if !bound {
+		deadline = time.Now().Add(endTimeout)
+	}
+	end, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	defer cancel()
+	_, err := conn.ExecContext(end, "COMMIT")
+	open = err != nil
+	return err
 }
 
 // collect reads all rows. The scanned values must not outlive scan, except for those

@@ -3,14 +3,9 @@ package integration
 import (
 	"context"
 	"fmt"
-	"io"
-	"net/http"
-	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 
-	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
 	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
@@ -71,64 +66,17 @@ func (p *program) stop() {
 	p.note()
 }
 
-// receiver is a webhook receiver that keeps receipts: it outlives the program.
-type receiver struct {
-	mu       sync.Mutex
-	attempts map[ledger.Pair]int
-	byLife   map[string]*ledger.Recorder
-	url      string
-}
-
-func (w *world) receive() *receiver {
+// receive starts the receiver of steady and moody, of which the second fails like its
+// namesake in process.
+func (w *world) receive() *testbed.Receiver {
 	w.t.Helper()
-	r := &receiver{attempts: map[ledger.Pair]int{}, byLife: map[string]*ledger.Recorder{}}
-	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
-		if err := r.take(w, req); err != nil {
-			rw.WriteHeader(http.StatusInternalServerError)
-		}
-	}))
-	w.t.Cleanup(server.Close)
-	r.url = server.URL
-	return r
-}
-
-func (r *receiver) take(w *world, req *http.Request) error {
-	if _, err := io.Copy(io.Discard, req.Body); err != nil {
-		return err
-	}
-	pair := ledger.Pair{Event: req.Header.Get("Ce-Id"), Handler: req.Header.Get("X-Handler")}
-	r.mu.Lock()
-	r.attempts[pair]++
-	attempt := r.attempts[pair]
-	life := req.Header.Get("X-Process")
-	rec := r.byLife[life]
-	if rec == nil {
-		rec = ledger.NewRecorder(life)
-		r.byLife[life] = rec
-		w.recorders = append(w.recorders, rec)
-	}
-	r.mu.Unlock()
-	// The receiver of moody fails like its namesake in process.
-	return rec.Wrap(event.HandlerFunc(func(context.Context, event.Envelope) error {
-		if pair.Handler == "moody" && attempt == 1 && strings.ContainsAny(pair.Event[:1], "07") {
+	w.receiver = testbed.Receive(w.t, func(_ context.Context, p ledger.Pair, attempt int) error {
+		if p.Handler == "moody" && attempt == 1 && strings.ContainsAny(p.Event[:1], "07") {
 			return errMoody
 		}
 		return nil
-	})).Handle(req.Context(), event.Envelope{
-		Event: event.Event{ID: pair.Event}, Handler: pair.Handler, Attempt: attempt, DeliveryID: pair.String(),
 	})
-}
-
-func webhooks(url string) string {
-	var b strings.Builder
-	for _, name := range []string{"steady", "moody"} {
-		fmt.Fprintf(&b, `  - name: %s
-    on: ["*"]
-    retry: {base: 50ms, cap: 1s}
-    webhook: {url: %q, format: cloudevents, headers: {X-Process: PROCESS, X-Handler: %s}}
-`, name, url, name)
-	}
-	return b.String()
+	return w.receiver
 }
 
 // The program itself, with webhooks as its handlers, killed under load.
@@ -138,11 +86,11 @@ func TestGuarantee_NoLossUnderKill9OfTheProgram(t *testing.T) {
 		r := w.receive()
 		end := w.write(workload.Config{Writers: 16, Rate: 200})
 		for range 4 {
-			p := w.run(path, webhooks(r.url), `defaults: {lease: 4s}`)
+			p := w.run(path, r.Webhooks("PROCESS", "", "steady", "moody"), `defaults: {lease: 4s}`)
 			w.letPass(50 + w.rng.IntN(200))
 			p.kill()
 		}
-		last := w.run(path, webhooks(r.url), `defaults: {lease: 4s}`)
+		last := w.run(path, r.Webhooks("PROCESS", "", "steady", "moody"), `defaults: {lease: 4s}`)
 		w.letPass(100)
 		end()
 		w.settle()

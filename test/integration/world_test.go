@@ -32,6 +32,7 @@ type world struct {
 	writers     ledger.Writers
 	subscribers func(eventType string) []string
 	recorders   []*ledger.Recorder
+	receiver    *testbed.Receiver // nil without the program
 	files       []string
 	faults      []ledger.Fault
 	lives       int
@@ -296,10 +297,7 @@ func (w *world) receiptsFile(process string) string {
 // It fails when nothing moves any more.
 func (w *world) settle() {
 	w.t.Helper()
-	const query = `
-		SELECT (SELECT count(*) FROM eventlog.events WHERE NOT delivered AND event_type IS NOT NULL)
-		     + (SELECT count(*) FROM eventlog.event_notifications WHERE state IN ('PENDING', 'FAILED'))`
-	w.progress("every delivery to end", query, 0)
+	w.progress("every delivery to end", testbed.Open, 0)
 }
 
 // progress waits until the query returns want.
@@ -308,29 +306,10 @@ func (w *world) progress(what, query string, want int64) {
 	w.progressOf(what, func() int64 { return w.number(query) }, want)
 }
 
-// progressOf waits until a number is what is wanted. It asks until the answer has
-// not changed for three minutes.
+// progressOf waits until a number is what is wanted.
 func (w *world) progressOf(what string, ask func() int64, want int64) {
 	w.t.Helper()
-	const patience = 3 * time.Minute
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	last, since := int64(-1), time.Now()
-	for {
-		<-timer.C
-		asked := time.Now()
-		n := ask()
-		if n == want {
-			return
-		}
-		if n != last {
-			last, since = n, time.Now()
-		} else if time.Since(since) > patience {
-			w.t.Fatalf("waited for %s: stuck at %d for %s", what, n, patience)
-		}
-		// A question about a large table must not be the load.
-		timer.Reset(max(20*time.Millisecond, 10*time.Since(asked)))
-	}
+	testbed.Progress(w.t, what, ask, want)
 }
 
 // accounts reads the three accounts.
@@ -358,6 +337,9 @@ func (w *world) accounts() ledger.Input {
 	}
 	for _, r := range w.recorders {
 		in.Receipts = append(in.Receipts, r.Receipts()...)
+	}
+	if w.receiver != nil {
+		in.Receipts = append(in.Receipts, w.receiver.Receipts()...)
 	}
 	for _, path := range w.files {
 		receipts, err := ledger.ReadReceipts(path)

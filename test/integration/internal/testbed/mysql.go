@@ -23,36 +23,48 @@ type MySQL struct {
 	Server *localserver.MySQL
 	Name   string
 	Pool   *sql.DB
+	// Address is how it is reached instead of directly, for example through a proxy.
+	Address string
 }
 
 // OwnMySQL is a database on a server of the test's own.
 func OwnMySQL(t testing.TB, kind testdb.Kind, settings map[string]string) *MySQL {
 	t.Helper()
-	server := testdb.DedicatedMySQL(t, kind, settings)
-	const name = "app"
+	return NewMySQL(t, kind, testdb.DedicatedMySQL(t, kind, settings), "")
+}
+
+// NewMySQL makes a database on a server that has none, to be reached at an address.
+func NewMySQL(t testing.TB, kind testdb.Kind, server *localserver.MySQL, address string) *MySQL {
+	t.Helper()
+	m := &MySQL{Kind: kind, Server: server, Name: "app", Address: address}
 	root, err := sql.Open("mysql", server.DSN(""))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := root.ExecContext(t.Context(), "CREATE DATABASE "+name+" CHARACTER SET utf8mb4"); err != nil {
+	if _, err := root.ExecContext(t.Context(), "CREATE DATABASE "+m.Name+" CHARACTER SET utf8mb4"); err != nil {
 		t.Fatal(err)
 	}
 	if err := root.Close(); err != nil {
 		t.Fatal(err)
 	}
-	pool, err := sql.Open("mysql", server.DSN(name))
-	if err != nil {
+	if m.Pool, err = sql.Open("mysql", m.DSN()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = pool.Close() }) // the server may be gone
-	return &MySQL{Kind: kind, Server: server, Name: name, Pool: pool}
+	t.Cleanup(func() { _ = m.Pool.Close() }) // the server may be gone
+	return m
 }
 
 // Title implements [Database].
 func (m *MySQL) Title() string { return m.Kind.String() + " " + m.Server.Version() }
 
 // DSN implements [Database].
-func (m *MySQL) DSN() string { return m.Server.DSN(m.Name) }
+func (m *MySQL) DSN() string {
+	config := m.Server.Config(m.Name)
+	if m.Address != "" {
+		config.Addr = m.Address
+	}
+	return config.FormatDSN()
+}
 
 // Setup implements [Database].
 func (m *MySQL) Setup(ctx context.Context) error {

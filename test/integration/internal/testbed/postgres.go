@@ -29,7 +29,12 @@ type Postgres struct {
 func OwnPostgres(t testing.TB, major int, settings map[string]string) *Postgres {
 	t.Helper()
 	server := testdb.Dedicated(t, major, settings)
-	dsn := server.DSN("postgres")
+	return NewPostgres(t, server, server.DSN("postgres"))
+}
+
+// NewPostgres is a database on a server, to be reached by a URL.
+func NewPostgres(t testing.TB, server *localserver.Postgres, dsn string) *Postgres {
+	t.Helper()
 	pool, err := pgxpool.New(t.Context(), dsn)
 	if err != nil {
 		t.Fatal(err)

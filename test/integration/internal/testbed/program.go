@@ -20,11 +20,18 @@ func Build(t testing.TB) string {
 	return path
 }
 
+// WriteConfig writes a configuration file and returns its path.
+func WriteConfig(t testing.TB, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "cdc-dispatcher.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // Program is the real program, running with a configuration file. One goroutine uses it.
 type Program struct {
-	// Config is the path of its configuration file.
-	Config string
-
 	cmd   *exec.Cmd
 	out   strings.Builder
 	ended bool
@@ -33,11 +40,7 @@ type Program struct {
 // Run starts the program; the cleanup of the test kills it if it still runs then.
 func Run(t testing.TB, path, config string) *Program {
 	t.Helper()
-	p := &Program{Config: filepath.Join(t.TempDir(), "cdc-dispatcher.yaml")}
-	if err := os.WriteFile(p.Config, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p.cmd = exec.Command(path, "run", "--config", p.Config)
+	p := &Program{cmd: exec.Command(path, "run", "--config", WriteConfig(t, config))}
 	p.cmd.SysProcAttr = DieWithParent()
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {

@@ -27,6 +27,19 @@ func Record(t testing.TB, server string, r ledger.Report, faults []string) {
 	name, _, _ := strings.Cut(t.Name(), "/")
 	line := fmt.Sprintf("ledger\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", name, server,
 		r.Events, r.RolledBack, r.Deliveries, len(r.Lost)+len(r.Phantom), r.Duplicates, Tally(faults))
+	write(t, line)
+}
+
+// Print adds lines to the end of a run.
+func Print(t testing.TB, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		write(t, "table\t"+line+"\n")
+	}
+}
+
+func write(t testing.TB, line string) {
+	t.Helper()
 	path := os.Getenv(reportVariable)
 	if path == "" {
 		t.Log(strings.ReplaceAll(line, "\t", "  "))
