@@ -116,6 +116,14 @@ func noOps(n int, r *receipts) []pipeline.Handler {
 // openDeliveries asks whether any delivery is not finished.
 const openDeliveries = `SELECT EXISTS (SELECT FROM eventlog.event_notifications WHERE state IN ('PENDING', 'FAILED'))`
 
+// marked waits until every event is marked. One that was delivered from the log's image, because its row was not
+// visible to others yet, is marked later: with the next fan-out, or by the poller.
+func (w *world) marked(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return w.gone(ctx, "events that are not marked", `SELECT EXISTS (SELECT FROM eventlog.events WHERE NOT delivered)`)
+}
+
 // ledger compares what was inserted with what was delivered. The table also holds what was delivered before the first event
 // of r.
 func (w *world) ledger(ctx context.Context, handlers int, r *receipts) error {

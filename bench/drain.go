@@ -129,7 +129,7 @@ func (w *world) drainRate(ctx context.Context, name string, handlers int, r *rec
 	}
 	took := time.Since(begun)
 	busy := w.busy(ctx, name)
-	return float64(r.events*handlers) / took.Seconds(), errors.Join(busy, running.end())
+	return float64(r.events*handlers) / took.Seconds(), errors.Join(busy, w.marked(ctx), running.end())
 }
 
 // finished waits until every handler has been started for every event, and then until every

@@ -67,7 +67,7 @@ func (b *bench) latency(ctx context.Context, rate, n int) (sorted []time.Duratio
 			_, err := tx.Exec(ctx, sql, i)
 			return err
 		})
-		if err = errors.Join(err, w.looked(ctx, fmt.Sprintf("latency %d", rate)), running.end()); err != nil {
+		if err = errors.Join(err, w.looked(ctx, fmt.Sprintf("latency %d", rate)), w.marked(ctx), running.end()); err != nil {
 			return err
 		}
 		return w.ledger(ctx, 1, r)
