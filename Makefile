@@ -51,10 +51,10 @@ image: ## container images cdc-dispatcher:local and cdc-dispatcher-receiver:loca
 lint: ## gofmt, golangci-lint and govulncheck
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt: $$unformatted"; exit 1; fi
 	@if golangci-lint version 2>/dev/null | grep -q "version $(GOLANGCI_LINT:v%=%) "; then \
-		golangci-lint run $(PKG); \
+		lint="golangci-lint run"; \
 	else \
-		go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run $(PKG); \
-	fi
+		lint="go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT) run"; \
+	fi; $$lint $(PKG) && cd bench && $$lint
 	@go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) $(PKG) || { rc=$$?; \
 		[ $$rc != 3 ] && echo "govulncheck could not check (no network?); nothing is known about vulnerabilities"; [ $$rc != 3 ]; }
 

@@ -72,7 +72,7 @@ func realMain() error {
 			fmt.Fprintln(os.Stderr, "bench:", failed[len(failed)-1])
 		}
 	}
-	b.report.print(os.Stdout)
+	fmt.Print(b.report.table())
 	if o.out != "" {
 		failed = append(failed, b.report.write(o.out))
 	}

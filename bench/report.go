@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -110,26 +109,29 @@ func number(v float64, unit string) string {
 	return fmt.Sprintf(format, v, unit)
 }
 
-func (r *report) print(w io.Writer) {
-	fmt.Fprintf(w, "\n%s, %s\n", r.Date.Format(time.DateOnly), r.Machine)
+// table is what a person reads at the end.
+func (r *report) table() string {
+	w := &strings.Builder{}
+	_, _ = fmt.Fprintf(w, "\n%s, %s\n", r.Date.Format(time.DateOnly), r.Machine)
 	for _, list := range []map[string]string{r.Versions, r.Setup} {
 		var parts []string
 		for name, value := range list {
 			parts = append(parts, name+": "+value)
 		}
 		slices.Sort(parts)
-		fmt.Fprintln(w, strings.Join(parts, "; "))
+		_, _ = fmt.Fprintln(w, strings.Join(parts, "; "))
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nfigure\twho\tmedian\tmin\tmax\twanted\t")
+	_, _ = fmt.Fprintln(t, "\nfigure\twho\tmedian\tmin\tmax\twanted\t")
 	for _, f := range r.Figures {
 		verdict := ""
 		if f.Met != nil {
 			verdict = map[bool]string{true: "yes", false: "NO"}[*f.Met]
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", f.Figure, f.Who, number(f.Median, f.Unit), number(f.Min, f.Unit), number(f.Max, f.Unit), f.Want, verdict)
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", f.Figure, f.Who, number(f.Median, f.Unit), number(f.Min, f.Unit), number(f.Max, f.Unit), f.Want, verdict)
 	}
-	_ = t.Flush()
+	_ = t.Flush() // into memory, like the lines above
+	return w.String()
 }
 
 func (r *report) write(path string) error {

@@ -21,10 +21,7 @@ const (
 	jobPad     = 239
 )
 
-// eventID is the id of the n-th event. Ids rise, as version 7 does.
-func eventID(n int) string { return fmt.Sprintf("%s%012x", eventIDStart, n) }
-
-// eventNumber undoes eventID.
+// eventNumber is the n of the n-th event, from its id. Ids rise, as version 7 does.
 func eventNumber(id string) int {
 	n, err := strconv.ParseUint(id[len(eventIDStart):], 16, 48)
 	if err != nil {

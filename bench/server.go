@@ -293,7 +293,7 @@ func (w *world) profiled(ctx context.Context, name string, fn func() error) erro
 	}
 	err = fn()
 	pprof.StopCPUProfile()
-	if err != nil {
+	if err = errors.Join(err, f.Sync()); err != nil {
 		return err
 	}
 	return w.statements(ctx, path+".sql.txt")
