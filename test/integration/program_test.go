@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/workload"
@@ -54,6 +55,9 @@ func (p *program) kill() {
 	}
 	p.note()
 	p.w.fault(p.process)
+	// A request that it had sent may reach the receiver, which dates the receipt, after its death.
+	last := &p.w.faults[len(p.w.faults)-1]
+	last.Until = last.At.Add(10 * time.Second)
 	p.w.wrecked = append(p.w.wrecked, "kill -9 of the program")
 }
 

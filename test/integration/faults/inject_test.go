@@ -84,7 +84,8 @@ func (a *arena) process(p *process, f nemesis.Fault) error {
 
 // killed notes that a life was ended just now.
 func (a *arena) killed(p *process) {
-	a.note(ledger.Fault{Process: p.name(), At: time.Now(), Window: window})
+	// A request that it had sent may reach the receiver, which dates the receipt, after its death.
+	a.note(ledger.Fault{Process: p.name(), At: time.Now(), Until: time.Now().Add(reconnect), Window: window})
 	a.say(p)
 }
 
