@@ -47,12 +47,7 @@ func (w *world) migrateEvents(ctx context.Context) error {
 
 // startDispatcher runs the dispatcher with the given handlers until stop.
 func startDispatcher(dsn string, handlers []pipeline.Handler) (*dispatcher, error) {
-	cfg, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = poolSize
-	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	pool, err := openPool(dsn)
 	if err != nil {
 		return nil, err
 	}

@@ -59,12 +59,7 @@ func (w *world) migrateRiver(ctx context.Context) error {
 // newRiver makes a client with the settings of River's own benchmark: 2,000 workers, and a fetch
 // every 2 ms instead of every 100 ms.
 func newRiver(dsn string, r *receipts) (*riverSide, error) {
-	cfg, err := pgxpool.ParseConfig(dsn)
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = poolSize
-	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	pool, err := openPool(dsn)
 	if err != nil {
 		return nil, err
 	}

@@ -165,6 +165,16 @@ func (w *world) gone(ctx context.Context, what, sql string) error {
 	}
 }
 
+// openPool makes the connections of one side, as many for either.
+func openPool(dsn string) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = poolSize
+	return pgxpool.NewWithConfig(context.Background(), cfg)
+}
+
 // pause returns false when ctx ended first.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
