@@ -53,6 +53,9 @@ func (st *stream) open(ctx context.Context, start place, gap *cdc.Gap) error {
 	st.asm.fold = st.facts.fold
 	st.asm.emit = st.handOver
 	st.asm.warn = st.s.warnOnce
+	if gap != nil {
+		st.s.memory.certain = nil // a log that began anew may use the names of its transactions again
+	}
 	st.asm.forgive, st.asm.certain = st.s.memory.undecodable, st.s.memory.certain
 	st.asm.lookUp = func(t Table) (definition, error) {
 		d, err := describe(st.ctx, st.side, t)
