@@ -18,14 +18,18 @@ import (
 	store "github.com/cdc-dispatcher/cdc-dispatcher/schema/postgres"
 )
 
-// poolSize is the default of the program's max_connections.
-const poolSize = 10
+const (
+	// poolSize is the default of the program's max_connections.
+	poolSize = 10
+	// sourceName names the database in our tables.
+	sourceName = "bench"
+)
 
 // dispatcher is this product as a library's user runs it.
 type dispatcher struct {
-	pool *pgxpool.Pool
-	stop context.CancelFunc
-	done chan error
+	close func()
+	stop  context.CancelFunc
+	done  chan error
 }
 
 // migrateEvents makes the tables and the slot, so that what is committed from now on is in
@@ -45,9 +49,9 @@ func (w *world) migrateEvents(ctx context.Context) error {
 	return err
 }
 
-// startDispatcher runs the dispatcher with the given handlers until stop.
+// startDispatcher runs the dispatcher with the given handlers until end.
 func startDispatcher(dsn string, handlers []pipeline.Handler) (*dispatcher, error) {
-	pool, err := openPool(dsn)
+	pool, err := openPool(dsn, poolSize)
 	if err != nil {
 		return nil, err
 	}
@@ -56,14 +60,24 @@ func startDispatcher(dsn string, handlers []pipeline.Handler) (*dispatcher, erro
 		pool.Close()
 		return nil, err
 	}
+	return run(p, pool.Close), nil
+}
+
+// run runs a pipeline until end, which closes its connections with the given function.
+func run(p *pipeline.Pipeline, closePool func()) *dispatcher {
 	ctx, stop := context.WithCancel(context.Background())
-	d := &dispatcher{pool: pool, stop: stop, done: make(chan error, 1)}
+	d := &dispatcher{close: closePool, stop: stop, done: make(chan error, 1)}
 	go func() { d.done <- p.Run(ctx) }()
-	return d, nil
+	return d
+}
+
+// warnings is a logger for what is worth a line beside the figures.
+func warnings() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 func newPipeline(pool *pgxpool.Pool, dsn string, handlers []pipeline.Handler) (*pipeline.Pipeline, error) {
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := warnings()
 	table := schema.Eventlog(schema.DefaultSchema)
 	st, err := store.New(pool, store.Config{Table: table, Logger: log})
 	if err != nil {
@@ -76,7 +90,7 @@ func newPipeline(pool *pgxpool.Pool, dsn string, handlers []pipeline.Handler) (*
 		return nil, err
 	}
 	return pipeline.New(pipeline.Config{
-		Source: "bench", Log: reader, Store: st, Table: table.QualifiedName(), Decode: table.Decoder(),
+		Source: sourceName, Log: reader, Store: st, Table: table.QualifiedName(), Decode: table.Decoder(),
 		Handlers: handlers, Logger: log,
 	})
 }
@@ -84,7 +98,7 @@ func newPipeline(pool *pgxpool.Pool, dsn string, handlers []pipeline.Handler) (*
 // end stops softly.
 func (d *dispatcher) end() error {
 	d.stop()
-	defer d.pool.Close()
+	defer d.close()
 	select {
 	case err := <-d.done:
 		return err

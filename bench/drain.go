@@ -135,14 +135,7 @@ func (w *world) drainRate(ctx context.Context, name string, handlers int, r *rec
 // finished waits until every handler has been started for every event, and then until every
 // outcome is in the table.
 func (w *world) finished(ctx context.Context, r *receipts, open string) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
-	defer cancel()
-	select {
-	case <-r.done:
-	case <-ctx.Done():
-		return fmt.Errorf("%d deliveries have not started: %w", r.left.Load(), ctx.Err())
-	}
-	return w.gone(ctx, "outcomes that are not written", open)
+	return r.finished(ctx, func(ctx context.Context) error { return w.gone(ctx, "outcomes that are not written", open) })
 }
 
 func (b *bench) drainRiver(ctx context.Context, pad int) (d drained, err error) {

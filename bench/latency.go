@@ -4,16 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/sync/errgroup"
 )
-
-// sessions write at the same time when a rate is offered, so that a slow commit delays no other.
-const sessions = 8
 
 // latencyAll offers a rate of single-event transactions, and measures from the moment before COMMIT is
 // sent to the start of the handler. Both clocks are this process's.
@@ -46,10 +40,6 @@ func latencyAll(ctx context.Context, b *bench) error {
 		}
 	}
 	return nil
-}
-
-func quantile(sorted []time.Duration, q float64) float64 {
-	return float64(sorted[int(q*float64(len(sorted)-1))].Microseconds()) / 1000
 }
 
 func (b *bench) latency(ctx context.Context, rate, n int) (sorted []time.Duration, err error) {
@@ -101,68 +91,33 @@ func (b *bench) latencyRiver(ctx context.Context, rate, n int) (sorted []time.Du
 }
 
 // offered runs one transaction per event at a steady rate, and returns how long each was on its way, sorted.
-// A transaction whose turn is over begins at once, and is measured from its own commit.
 func (w *world) offered(ctx context.Context, r *receipts, rate int, open string, insert func(context.Context, pgx.Tx, int) error) ([]time.Duration, error) {
 	// The first connections, plans and looks are not what is measured.
 	if !pause(ctx, 3*time.Second) {
 		return nil, ctx.Err()
 	}
-	cfg, err := pgxpool.ParseConfig(w.dsn())
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = sessions
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	pool, err := openPool(w.dsn(), sessions)
 	if err != nil {
 		return nil, err
 	}
 	defer pool.Close()
 	committed := make([]time.Time, r.events)
-	turns := make(chan int)
-	g, running := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		defer close(turns)
-		begun := time.Now()
-		for i := range r.events {
-			if !pause(running, time.Until(begun.Add(time.Duration(i)*time.Second/time.Duration(rate)))) {
-				return running.Err()
-			}
-			select {
-			case turns <- i:
-			case <-running.Done():
-				return running.Err()
-			}
+	err = offer(ctx, rate, r.events, func(ctx context.Context, i int) error {
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			return err
 		}
-		return nil
+		if err := insert(ctx, tx, i); err != nil {
+			return errors.Join(err, tx.Rollback(context.WithoutCancel(ctx)))
+		}
+		committed[i] = time.Now()
+		return tx.Commit(ctx)
 	})
-	for range sessions {
-		g.Go(func() error {
-			for i := range turns {
-				tx, err := pool.Begin(running)
-				if err != nil {
-					return err
-				}
-				if err := insert(running, tx, i); err != nil {
-					return errors.Join(err, tx.Rollback(context.WithoutCancel(running)))
-				}
-				committed[i] = time.Now()
-				if err := tx.Commit(running); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	if err := g.Wait(); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	if err := w.finished(ctx, r, open); err != nil {
 		return nil, err
 	}
-	list := make([]time.Duration, r.events)
-	for i := range list {
-		list[i] = time.Duration(r.first[0][i].Load() - committed[i].UnixNano())
-	}
-	slices.Sort(list)
-	return list, nil
+	return r.after(committed), nil
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 )
 
 // options are the sizes of a run.
@@ -32,16 +34,20 @@ type experiment struct {
 	// what says in one line what is measured.
 	what string
 	run  func(ctx context.Context, b *bench) error
+	// ownServer says that it starts a server of another kind itself.
+	ownServer bool
 }
 
 func experiments() []experiment {
 	return []experiment{
-		{"drain", "committed events to SUCCEEDED, beside jobs worked by River", drainAll},
-		{"latency", "commit to handler start, beside River's insert to work", latencyAll},
-		{"reader", "events read from the log, without a fan-out, beside a bare loop and pg_recvlogical", readAll},
-		{"held", "drain while an old transaction is open", heldAll},
-		{"history", "drain with millions of finished rows", historyAll},
-		{"backlog", "a large backlog: does it slow down, what does it hold in memory", backlogAll},
+		{name: "drain", what: "committed events to SUCCEEDED, beside jobs worked by River", run: drainAll},
+		{name: "latency", what: "commit to handler start, beside River's insert to work", run: latencyAll},
+		{name: "reader", what: "events read from the log, without a fan-out, beside a bare loop and pg_recvlogical", run: readAll},
+		{name: "held", what: "drain while an old transaction is open", run: heldAll},
+		{name: "history", what: "drain with millions of finished rows", run: historyAll},
+		{name: "backlog", what: "a large backlog: does it slow down, what does it hold in memory", run: backlogAll},
+		{name: "mysql", what: "drain and latency on MySQL, the drain beside bare SQL", run: onMySQL("mysql", localserver.MySQLServer), ownServer: true},
+		{name: "mariadb", what: "drain and latency on MariaDB, the drain beside bare SQL", run: onMySQL("mariadb", localserver.MariaDBServer), ownServer: true},
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,18 @@ func (r *receipts) started(handler, n int) {
 	if r.left.Add(-1) == 0 {
 		r.once.Do(func() { close(r.done) })
 	}
+}
+
+// finished waits until every handler has been started for every event, and then for what settled waits for.
+func (r *receipts) finished(ctx context.Context, settled func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	defer cancel()
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		return fmt.Errorf("%d deliveries have not started: %w", r.left.Load(), ctx.Err())
+	}
+	return settled(ctx)
 }
 
 // check says whether every event reached every handler once.

@@ -59,7 +59,7 @@ func (w *world) migrateRiver(ctx context.Context) error {
 // newRiver makes a client with the settings of River's own benchmark: 2,000 workers, and a fetch
 // every 2 ms instead of every 100 ms.
 func newRiver(dsn string, r *receipts) (*riverSide, error) {
-	pool, err := openPool(dsn)
+	pool, err := openPool(dsn, poolSize)
 	if err != nil {
 		return nil, err
 	}

@@ -47,6 +47,9 @@ func settings() map[string]string {
 
 // on runs an experiment on a server of its own.
 func (b *bench) on(ctx context.Context, e experiment) (err error) {
+	if e.ownServer {
+		return e.run(ctx, b)
+	}
 	set := settings()
 	if b.profile != "" {
 		set["pg_stat_statements.track_planning"] = "on"
@@ -151,9 +154,16 @@ func (w *world) settle(ctx context.Context) error {
 
 // gone waits until a query says false.
 func (w *world) gone(ctx context.Context, what, sql string) error {
+	return waitGone(ctx, what, func() (open bool, err error) {
+		err = w.pool.QueryRow(ctx, sql).Scan(&open)
+		return open, err
+	})
+}
+
+func waitGone(ctx context.Context, what string, ask func() (bool, error)) error {
 	for {
-		var open bool
-		if err := w.pool.QueryRow(ctx, sql).Scan(&open); err != nil {
+		open, err := ask()
+		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 		if !open {
@@ -165,13 +175,13 @@ func (w *world) gone(ctx context.Context, what, sql string) error {
 	}
 }
 
-// openPool makes the connections of one side, as many for either.
-func openPool(dsn string) (*pgxpool.Pool, error) {
+// openPool makes connections, n at most.
+func openPool(dsn string, n int32) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
 	}
-	cfg.MaxConns = poolSize
+	cfg.MaxConns = n
 	return pgxpool.NewWithConfig(context.Background(), cfg)
 }
 
@@ -203,12 +213,15 @@ func (w *world) cost(ctx context.Context) (c cost, err error) {
 		return c, err
 	}
 	c.server = serverCPU(pid)
+	c.client, err = clientCPU()
+	return c, err
+}
+
+// clientCPU is what this process has used.
+func clientCPU() (time.Duration, error) {
 	var self syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &self); err != nil {
-		return c, err
-	}
-	c.client = time.Duration(self.Utime.Nano() + self.Stime.Nano())
-	return c, nil
+	err := syscall.Getrusage(syscall.RUSAGE_SELF, &self)
+	return time.Duration(self.Utime.Nano() + self.Stime.Nano()), err
 }
 
 func (c cost) since(before cost) cost {
@@ -236,8 +249,11 @@ func serverCPU(pid int) time.Duration {
 			ticks += s.own
 		}
 	}
-	return time.Duration(ticks) * (time.Second / 100) // the kernel counts hundredths for everybody
+	return time.Duration(ticks) * tick
 }
+
+// tick is the unit in which the kernel tells everybody about CPU time.
+const tick = time.Second / 100
 
 // processes lists what each process of the server has used, the busiest first.
 func (w *world) processes(ctx context.Context) (string, error) {
@@ -289,10 +305,14 @@ func procStat(pid int) (s stat) {
 // profiled runs fn under the CPU profiler when profiles are wanted, and writes down
 // which statements the server was busy with.
 func (w *world) profiled(ctx context.Context, name string, fn func() error) error {
-	if w.b.profile == "" {
+	return w.b.profiled(name, fn, func(path string) error { return w.statements(ctx, path) })
+}
+
+func (b *bench) profiled(name string, fn func() error, statements func(path string) error) error {
+	if b.profile == "" {
 		return fn()
 	}
-	path := filepath.Join(w.b.profile, strings.ReplaceAll(name, " ", "-"))
+	path := b.path(name, "")
 	f, err := os.Create(path + ".pprof")
 	if err != nil {
 		return err
@@ -306,7 +326,12 @@ func (w *world) profiled(ctx context.Context, name string, fn func() error) erro
 	if err = errors.Join(err, f.Sync()); err != nil {
 		return err
 	}
-	return w.statements(ctx, path+".sql.txt")
+	return statements(path + ".sql.txt")
+}
+
+// path is that of a file about a run in the folder for profiles.
+func (b *bench) path(name, suffix string) string {
+	return filepath.Join(b.profile, strings.ReplaceAll(name, " ", "-")+suffix)
 }
 
 // looked writes down the statements so far, when profiles are wanted.
@@ -314,7 +339,7 @@ func (w *world) looked(ctx context.Context, name string) error {
 	if w.b.profile == "" {
 		return nil
 	}
-	return w.statements(ctx, filepath.Join(w.b.profile, strings.ReplaceAll(name, " ", "-")+".sql.txt"))
+	return w.statements(ctx, w.b.path(name, ".sql.txt"))
 }
 
 // busy writes down, when profiles are wanted, which processes of the server were busy.
@@ -326,7 +351,7 @@ func (w *world) busy(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(w.b.profile, strings.ReplaceAll(name, " ", "-")+".cpu.txt"), []byte(list), 0o600)
+	return os.WriteFile(w.b.path(name, ".cpu.txt"), []byte(list), 0o600)
 }
 
 func (w *world) statements(ctx context.Context, path string) error {
