@@ -39,6 +39,8 @@ func newPool(s config.Source) (*pgxpool.Pool, error) {
 	if _, named := cfg.ConnConfig.RuntimeParams["application_name"]; !named {
 		cfg.ConnConfig.RuntimeParams["application_name"] = "cdc-dispatcher " + s.Name
 	}
+	// Whatever the database's own encoding is: payloads are handed over as UTF-8.
+	cfg.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	if err != nil {
 		return nil, fmt.Errorf("source %s: make the connection pool: %w", s.Name, err)

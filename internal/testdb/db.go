@@ -32,12 +32,19 @@ var databases atomic.Int64
 // whoever is still connected.
 func Postgres(t testing.TB, major int) *DB {
 	t.Helper()
+	return PostgresEncoded(t, major, "UTF8")
+}
+
+// PostgresEncoded is Postgres with a database of another encoding, such as LATIN1. Connections of its pool
+// have UTF8 all the same; those of its DSN have not.
+func PostgresEncoded(t testing.TB, major int, encoding string) *DB {
+	t.Helper()
 	server := sharedServer(t, major)
 	db := &DB{t: t, server: server, name: fmt.Sprintf("t%d_%s", databases.Add(1), plainName(t.Name()))}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
 	if err := onServer(ctx, server, "postgres", func(conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "CREATE DATABASE "+db.quoted()+" TEMPLATE template0")
+		_, err := conn.Exec(ctx, "CREATE DATABASE "+db.quoted()+" TEMPLATE template0 ENCODING '"+encoding+"'")
 		return err
 	}); err != nil {
 		t.Fatalf("create database %s: %v", db.name, err)
@@ -54,6 +61,7 @@ func Postgres(t testing.TB, major int) *DB {
 		t.Fatal(err)
 	}
 	cfg.MaxConns = 16
+	cfg.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	if db.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		t.Fatal(err)
 	}

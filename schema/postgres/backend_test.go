@@ -67,19 +67,24 @@ CREATE INDEX ON "Shop's"."Event ""Log""" ("Id")`,
 }
 
 // newTestDB makes a database with the layout's tables.
-func newTestDB(t *testing.T, major int, l layout) *testdb.DB {
+func migrateUp(t *testing.T, db *testdb.DB, table schema.Table) {
 	t.Helper()
-	db := testdb.Postgres(t, major)
-	if l.ddl != "" {
-		db.Exec(l.ddl)
-	}
-	m, err := migrate.Postgres(db.Pool(), migrate.Options{Table: l.table})
+	m, err := migrate.Postgres(db.Pool(), migrate.Options{Table: table})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := m.Up(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func newTestDB(t *testing.T, major int, l layout) *testdb.DB {
+	t.Helper()
+	db := testdb.Postgres(t, major)
+	if l.ddl != "" {
+		db.Exec(l.ddl)
+	}
+	migrateUp(t, db, l.table)
 	db.Exec(`
 CREATE SCHEMA storetest;
 CREATE TABLE storetest.clock (now timestamp NOT NULL);

@@ -140,6 +140,20 @@ func (s *Store) withTable(ctx context.Context, fn func(*eventTable) error) error
 	}
 }
 
+// checkEncoding refuses connections on which text is not UTF-8, as it is by default in a database of another
+// encoding: payloads of stored rows would not be what the log brings of the same rows.
+func (s *Store) checkEncoding(ctx context.Context) error {
+	var encoding string
+	if err := s.queryRow(ctx, "SELECT current_setting('client_encoding')").Scan(&encoding); err != nil {
+		return err
+	}
+	if encoding != "UTF8" {
+		return fmt.Errorf("the connections of the pool have client_encoding %s; "+
+			"set RuntimeParams[\"client_encoding\"] = \"UTF8\" in the pool's configuration, whatever the encoding of the database is", encoding)
+	}
+	return nil
+}
+
 func (s *Store) describe(ctx context.Context) (*eventTable, error) {
 	t := &eventTable{
 		Table:      s.table,
@@ -149,6 +163,9 @@ func (s *Store) describe(ctx context.Context) (*eventTable, error) {
 		now:        s.sql.now,
 		deliveries: s.sql.deliveries,
 		lookFrom:   s.sql.lookFrom,
+	}
+	if err := s.checkEncoding(ctx); err != nil {
+		return nil, err
 	}
 	rows, err := s.query(ctx, columnsSQL, t.Schema, t.Name)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
@@ -295,6 +296,25 @@ func TestAnExistingEkbatanTableHasNoTraceColumns(t *testing.T) {
 }
 
 // TestCheckSchema: each missing piece is named, and the statement that is printed mends it.
+// In a database of another encoding, connections have that encoding until they are told otherwise.
+func TestRefusesConnectionsThatAreNotUTF8(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.PostgresEncoded(t, major, "LATIN1")
+		migrateUp(t, db, schema.Table{})
+		pool, err := pgxpool.New(t.Context(), db.DSN())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		if err := newStore(t, pool, schema.Table{}).CheckSchema(t.Context()); err == nil || !strings.Contains(err.Error(), "client_encoding LATIN1") {
+			t.Errorf("got %v", err)
+		}
+		if err := newStore(t, db.Pool(), schema.Table{}).CheckSchema(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestCheckSchema(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		db := newTestDB(t, major, layouts()[0])

@@ -23,13 +23,8 @@ var onContainer = []string{
 }
 
 // The guarantee tests on a server that testcontainers started. Where no engine answers,
-// they have run on local binaries only, and the output says so. It is part of a soak, because it repeats
-// for minutes what every run shows on local binaries.
+// they have run on local binaries only, and the output says so.
 func TestGuaranteesOnAServerInAContainer(t *testing.T) {
-	if os.Getenv("SOAK") == "" {
-		testdb.Note(t, "test/integration ran on local server binaries; make soak repeats a choice of it on a server in a container")
-		return
-	}
 	if !engineAnswers() {
 		testdb.Note(t, "no container engine answers: test/integration ran on local server binaries only")
 		return
@@ -57,11 +52,12 @@ func TestGuaranteesOnAServerInAContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	major := strings.TrimPrefix(name, "PostgreSQL ")
-	// Without the race detector, which has watched the same tests on local binaries.
-	test := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-v", "-vet=off", "-timeout=15m",
+	// With the race detector, because everything is compiled for it already.
+	test := exec.CommandContext(t.Context(), "go", "test", "-race", "-count=1", "-v", "-vet=off", "-timeout=15m",
 		"-run=^("+strings.Join(onContainer, "|")+")$/^pg"+major+"$", "./test/integration")
 	test.Dir = root()
-	test.Env = append(os.Environ(), "CDC_DISPATCHER_TEST_ATTACH="+major+"="+port+"=container by testcontainers, image "+image)
+	// Not at the size of a soak: that is what the local binaries are for.
+	test.Env = append(os.Environ(), "SOAK=", "CDC_DISPATCHER_TEST_ATTACH="+major+"="+port+"=container by testcontainers, image "+image)
 	out, err := test.CombinedOutput()
 	if err != nil {
 		t.Fatalf("the guarantee tests on a container: %v\n%s", err, out)

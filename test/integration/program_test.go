@@ -23,6 +23,12 @@ type program struct {
 // settings at the top level of its file.
 func (w *world) run(path, handlers, settings string) *program {
 	w.t.Helper()
+	return w.runIn(path, "auto", handlers, settings)
+}
+
+// runIn is run in another mode.
+func (w *world) runIn(path, mode, handlers, settings string) *program {
+	w.t.Helper()
 	o := w.fill(options{})
 	schemaName := "eventlog"
 	if m, ok := w.db.(*mysql); ok {
@@ -32,11 +38,11 @@ func (w *world) run(path, handlers, settings string) *program {
 log: {level: warn, format: text}
 server: {listen: none}
 sources:
-  - {name: main, dsn: %q, schema: %s, poller: {interval: 1s}}
+  - {name: main, dsn: %q, schema: %s, mode: %s, poller: {interval: 1s}}
 handlers:
 %s
 %s
-`, w.db.DSN(), schemaName, strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
+`, w.db.DSN(), schemaName, mode, strings.ReplaceAll(handlers, "PROCESS", o.Process), settings)
 	return &program{testbed.Run(w.t, path, text), w, o.Process}
 }
 

@@ -39,6 +39,7 @@ type world struct {
 	here        []*dispatcher // those that ran in this process
 	children    []*child      // the others
 	lapsed      bool          // a child reported that leases ran out
+	unanswered  string        // the last error of a question
 	// wrecked says in words what the test broke, for the table at the end.
 	wrecked []string
 }
@@ -79,6 +80,11 @@ func (w *world) number(sql string, args ...any) int64 {
 // text reads one text, empty while the server does not answer.
 func (w *world) text(sql string, args ...any) string {
 	rows, err := w.db.Table(w.t.Context(), sql, args...)
+	if err != nil && err.Error() != w.unanswered {
+		// A test that waits for an answer should not wait in silence.
+		w.unanswered = err.Error()
+		w.t.Logf("no answer: %v", err)
+	}
 	if err != nil || len(rows) == 0 || rows[0][0] == "NULL" {
 		return ""
 	}

@@ -16,7 +16,7 @@ if [ ! -s "$PGDATA/PG_VERSION" ]; then
 	user=${POSTGRES_USER:-postgres}
 	printf '%s\n' "${POSTGRES_PASSWORD:-}" >/tmp/password
 	# shellcheck disable=SC2086 # several arguments in one variable
-	initdb --no-sync --auth-local=trust --username="$user" \
+	initdb --no-sync --encoding=UTF8 --locale=C --auth-local=trust --username="$user" \
 		${POSTGRES_PASSWORD:+--pwfile=/tmp/password} ${POSTGRES_INITDB_ARGS:-}
 	rm /tmp/password
 	echo "host all all all ${POSTGRES_HOST_AUTH_METHOD:-scram-sha-256}" >>"$PGDATA/pg_hba.conf"

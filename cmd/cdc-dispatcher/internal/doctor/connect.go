@@ -128,6 +128,7 @@ func (s *session) config(dsn string) (*pgx.ConnConfig, bool) {
 		c.Password = s.cfg.Password
 	}
 	c.RuntimeParams["application_name"] = "cdc-dispatcher doctor"
+	c.RuntimeParams["client_encoding"] = "UTF8"
 	return c, true
 }
 
