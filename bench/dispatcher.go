@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -136,9 +137,11 @@ func (w *world) marked(ctx context.Context) error {
 // ledger compares what was inserted with what was delivered. The table also holds what was delivered before the first event
 // of r.
 func (w *world) ledger(ctx context.Context, handlers int, r *receipts) error {
-	if err := r.check(); err != nil {
-		return err
-	}
+	return errors.Join(r.check(), w.tables(ctx, handlers, r.base+r.events))
+}
+
+// tables compares what was inserted with what the tables say about it.
+func (w *world) tables(ctx context.Context, handlers, inserted int) error {
 	var events, marked, rows, pairs, good int
 	err := w.pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE delivered) FROM eventlog.events`).Scan(&events, &marked)
 	if err != nil {
@@ -149,7 +152,6 @@ func (w *world) ledger(ctx context.Context, handlers int, r *receipts) error {
 	if err != nil {
 		return err
 	}
-	inserted := r.base + r.events
 	want := inserted * handlers
 	if events != inserted || marked != events || rows != want || pairs != want || good != want {
 		return fmt.Errorf("ledger: %d events inserted, %d in the table, %d marked; %d deliveries wanted, %d rows, %d pairs, %d of them SUCCEEDED with one claim",

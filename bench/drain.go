@@ -24,7 +24,7 @@ func drainAll(ctx context.Context, b *bench) error {
 	for round := range b.rounds {
 		var ours, river drained
 		err := inTurn(round,
-			func() (err error) { ours, err = b.drain(ctx, 1); return err },
+			func() (err error) { ours, err = b.drain(ctx, 1, payloadPad); return err },
 			func() (err error) { river, err = b.drainRiver(ctx, jobPad); return err })
 		if err != nil {
 			return err
@@ -35,7 +35,7 @@ func drainAll(ctx context.Context, b *bench) error {
 		b.costs("cdc-dispatcher", ours)
 		b.costs("river", river)
 		for _, handlers := range []int{3, 10} {
-			many, err := b.drain(ctx, handlers)
+			many, err := b.drain(ctx, handlers, payloadPad)
 			if err != nil {
 				return err
 			}
@@ -43,6 +43,27 @@ func drainAll(ctx context.Context, b *bench) error {
 			b.report.show(name, "cdc-dispatcher", "deliveries/s", many.rate)
 			b.report.ratio(name+", over 1 handler", "≥ 1.0", many.rate/ours.rate)
 		}
+	}
+	return nil
+}
+
+// payloadAll compares the log that an event and a job of River with payloads of one size leave behind.
+func payloadAll(ctx context.Context, b *bench) error {
+	for round := range b.rounds {
+		var ours, river drained
+		err := inTurn(round,
+			func() (err error) { ours, err = b.drain(ctx, 1, jobPad); return err },
+			func() (err error) { river, err = b.drainRiver(ctx, jobPad); return err })
+		if err != nil {
+			return err
+		}
+		const insert, work = "WAL of the insert, payload of 300 bytes", "WAL of the delivery, payload of 300 bytes"
+		n := float64(b.events)
+		b.report.show(insert, "cdc-dispatcher", "bytes", float64(ours.insert.wal)/n)
+		b.report.show(insert, "river", "bytes", float64(river.insert.wal)/n)
+		b.report.show(work, "cdc-dispatcher", "bytes", float64(ours.work.wal)/n)
+		b.report.show(work, "river", "bytes", float64(river.work.wal)/n)
+		b.report.ratio(work+", over River", "≤ 1.0", float64(ours.work.wal)/float64(river.work.wal))
 	}
 	return nil
 }
@@ -71,13 +92,14 @@ func inTurn(round int, a, b func() error) error {
 
 // drain commits events and then starts the dispatcher: the clock runs from its start until the last
 // outcome is in the table.
-func (b *bench) drain(ctx context.Context, handlers int) (d drained, err error) {
+func (b *bench) drain(ctx context.Context, handlers, pad int) (d drained, err error) {
 	// The total of deliveries stays near that of one handler.
 	events := max(b.events*2/(handlers+1), 1)
 	if handlers == 1 {
 		events = b.events
 	}
 	err = b.with(ctx, func(w *world) error {
+		w.pad = pad
 		if err := w.migrateEvents(ctx); err != nil {
 			return err
 		}
@@ -94,7 +116,11 @@ func (w *world) drainEvents(ctx context.Context, name string, handlers, first, e
 		return d, nil, err
 	}
 	newest := time.Now()
-	if err := w.sizes(ctx, "events", "eventlog.events", "payload"); err != nil {
+	rows := "events"
+	if w.pad != payloadPad {
+		rows = "events with a larger payload"
+	}
+	if err := w.sizes(ctx, rows, "eventlog.events", "payload"); err != nil {
 		return d, nil, err
 	}
 	if err := w.settle(ctx); err != nil {

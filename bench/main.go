@@ -21,7 +21,8 @@ type options struct {
 	events, rounds, perTx int
 	history               int
 	backlog               int
-	seconds               time.Duration
+	bigTx, large          int
+	seconds, impact       time.Duration
 	major                 int
 	only                  *regexp.Regexp
 	out, profile          string
@@ -41,11 +42,15 @@ type experiment struct {
 func experiments() []experiment {
 	return []experiment{
 		{name: "drain", what: "committed events to SUCCEEDED, beside jobs worked by River", run: drainAll},
+		{name: "payload", what: "WAL of a delivery, beside a job of River with a payload of the same size", run: payloadAll},
 		{name: "latency", what: "commit to handler start, beside River's insert to work", run: latencyAll},
 		{name: "reader", what: "events read from the log, without a fan-out, beside a bare loop and pg_recvlogical", run: readAll},
 		{name: "held", what: "drain while an old transaction is open", run: heldAll},
 		{name: "history", what: "drain with millions of finished rows", run: historyAll},
 		{name: "backlog", what: "a large backlog: does it slow down, what does it hold in memory", run: backlogAll},
+		{name: "bigtx", what: "one huge transaction, and huge events: what does the dispatcher hold in memory", run: bigTxAll},
+		{name: "replicas", what: "1, 2 and 4 processes on a handler that takes 20 ms", run: replicasAll},
+		{name: "impact", what: "the application's own transactions with the dispatcher running, over without", run: impactAll},
 		{name: "mysql", what: "drain and latency on MySQL, the drain beside bare SQL", run: onMySQL("mysql", localserver.MySQLServer), ownServer: true},
 		{name: "mariadb", what: "drain and latency on MariaDB, the drain beside bare SQL", run: onMySQL("mariadb", localserver.MariaDBServer), ownServer: true},
 	}
@@ -59,6 +64,9 @@ func main() {
 }
 
 func realMain() error {
+	if len(os.Args) == 2 && os.Args[1] == childArg {
+		return childMain(os.Stdin, os.Stdout)
+	}
 	o, err := parse()
 	if err != nil {
 		return err
@@ -97,7 +105,10 @@ func parse() (options, error) {
 	flag.IntVar(&o.perTx, "per-tx", 1, "events in one transaction of the application")
 	flag.IntVar(&o.history, "history", 5_000_000, "finished deliveries of the history figure")
 	flag.IntVar(&o.backlog, "backlog", 1_000_000, "undelivered events of the backlog figure")
+	flag.IntVar(&o.bigTx, "bigtx", 500_000, "events of the one huge transaction")
+	flag.IntVar(&o.large, "large", 2000, "events of 2 MB")
 	flag.DurationVar(&o.seconds, "for", 20*time.Second, "how long a rate is offered for a latency")
+	flag.DurationVar(&o.impact, "impact", time.Minute, "how long the application inserts with the dispatcher running, and without, for the impact")
 	flag.IntVar(&o.major, "postgres", 0, "major version of PostgreSQL; 0 is the newest that is installed")
 	flag.StringVar(&only, "only", "", "regular expression of the figures to make: "+strings.Join(names, ", "))
 	flag.StringVar(&o.out, "out", "", "file for the results as JSON")

@@ -15,7 +15,7 @@ const (
 	eventIDStart = "01900000-0000-7000-8000-"
 )
 
-// payloadPad makes a row of the event table about 430 bytes, and jobPad one of River's.
+// payloadPad makes a row of the event table about 430 bytes, and jobPad one of River's. With jobPad either payload is 300 bytes.
 const (
 	payloadPad = 153
 	jobPad     = 239
@@ -40,10 +40,13 @@ func eventSQL(n, payload string) string {
 		(SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) AS now`
 }
 
-// payloadSQL is a document of a few fields and a pad that does not compress.
+// payloadSQL is a document of a few fields and a pad that does not compress, of 256 bytes at most.
 func payloadSQL(n string, pad int) string {
-	return fmt.Sprintf(`jsonb_build_object('n', %s, 'currency', 'EUR', 'total_cents', 1999, 'pad',
-		left(md5((%[1]s)::text) || md5((%[1]s + 1)::text) || md5((%[1]s + 2)::text) || md5((%[1]s + 3)::text) || md5((%[1]s + 4)::text) || md5((%[1]s + 5)::text), %d))`, n, pad)
+	sums := "md5((" + n + ")::text)"
+	for i := 1; i < 8; i++ {
+		sums += fmt.Sprintf(" || md5((%s + %d)::text)", n, i)
+	}
+	return fmt.Sprintf(`jsonb_build_object('n', %s, 'currency', 'EUR', 'total_cents', 1999, 'pad', left(%s, %d))`, n, sums, pad)
 }
 
 // insertEvents commits events from until to, perTx in one transaction. The commits do not
@@ -56,7 +59,7 @@ func (w *world) insertEvents(ctx context.Context, from, to, perTx int) error {
 		}
 		for at := from; at < to; at += part {
 			sql := fmt.Sprintf(`DO $do$ BEGIN FOR i IN %d .. %d LOOP %s; IF i %% %d = 0 THEN COMMIT; END IF; END LOOP; END $do$`,
-				at, min(at+part, to)-1, eventSQL("i::bigint", payloadSQL("i::bigint", payloadPad)), perTx)
+				at, min(at+part, to)-1, eventSQL("i::bigint", payloadSQL("i::bigint", w.pad)), perTx)
 			if _, err := c.Exec(ctx, sql); err != nil {
 				return fmt.Errorf("insert events: %w", err)
 			}

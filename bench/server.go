@@ -91,12 +91,14 @@ type world struct {
 	b    *bench
 	name string
 	pool *pgxpool.Pool
+	// pad is the size of the pad in the payload of an event.
+	pad int
 }
 
 // fresh makes a database.
 func (b *bench) fresh(ctx context.Context) (*world, error) {
 	b.made++
-	w := &world{b: b, name: "bench" + strconv.Itoa(b.made)}
+	w := &world{b: b, name: "bench" + strconv.Itoa(b.made), pad: payloadPad}
 	admin, err := pgx.Connect(ctx, b.server.DSN("postgres"))
 	if err != nil {
 		return nil, err
