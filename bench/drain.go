@@ -103,17 +103,17 @@ func (b *bench) drain(ctx context.Context, handlers, pad int) (d drained, err er
 		if err := w.migrateEvents(ctx); err != nil {
 			return err
 		}
-		d, _, err = w.drainEvents(ctx, fmt.Sprintf("drain %d", handlers), handlers, 0, events)
+		d, err = w.drainEvents(ctx, fmt.Sprintf("drain %d", handlers), handlers, 0, events)
 		return err
 	})
 	return d, err
 }
 
 // drainEvents commits events from number first on and drains them.
-func (w *world) drainEvents(ctx context.Context, name string, handlers, first, events int) (d drained, r *receipts, err error) {
+func (w *world) drainEvents(ctx context.Context, name string, handlers, first, events int) (d drained, err error) {
 	d.insert, err = w.metered(ctx, func() error { return w.insertEvents(ctx, first, first+events, w.b.perTx) })
 	if err != nil {
-		return d, nil, err
+		return d, err
 	}
 	newest := time.Now()
 	rows := "events"
@@ -121,15 +121,15 @@ func (w *world) drainEvents(ctx context.Context, name string, handlers, first, e
 		rows = "events with a larger payload"
 	}
 	if err := w.sizes(ctx, rows, "eventlog.events", "payload"); err != nil {
-		return d, nil, err
+		return d, err
 	}
 	if err := w.settle(ctx); err != nil {
-		return d, nil, err
+		return d, err
 	}
 	if !pause(ctx, time.Until(newest.Add(backlogAge))) {
-		return d, nil, ctx.Err()
+		return d, ctx.Err()
 	}
-	r = newReceipts(handlers, events)
+	r := newReceipts(handlers, events)
 	r.base = first
 	d.work, err = w.metered(ctx, func() error {
 		return w.profiled(ctx, name, func() error {
@@ -138,9 +138,9 @@ func (w *world) drainEvents(ctx context.Context, name string, handlers, first, e
 		})
 	})
 	if err != nil {
-		return d, nil, err
+		return d, err
 	}
-	return d, r, w.ledger(ctx, handlers, r)
+	return d, w.ledger(ctx, handlers, r)
 }
 
 func (w *world) drainRate(ctx context.Context, name string, handlers int, r *receipts) (float64, error) {

@@ -80,6 +80,7 @@ func realMain() error {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "== %s: %s\n", e.name, e.what)
+		b.report.Load[e.name] = load()
 		if err := b.on(ctx, e); err != nil {
 			// The other figures do not depend on it.
 			failed = append(failed, fmt.Errorf("%s: %w", e.name, err))

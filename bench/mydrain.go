@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -199,7 +200,7 @@ func (s *myServer) latency(ctx context.Context, rate int) error {
 	if err != nil {
 		return err
 	}
-	list, err := s.offered(ctx, r, rate)
+	list, commits, err := s.offered(ctx, r, rate)
 	if err = errors.Join(err, running.end()); err != nil {
 		return err
 	}
@@ -214,18 +215,22 @@ func (s *myServer) latency(ctx context.Context, rate int) error {
 		if rate > 200 {
 			p.most = ""
 		}
-		s.b.report.limit(fmt.Sprintf("%s latency at %d/s, %s", s.name, rate, p.what), "cdc-dispatcher", "ms", p.most, quantile(list, p.q))
+		name := fmt.Sprintf("%s latency at %d/s, %s", s.name, rate, p.what)
+		s.b.report.limit(name, "cdc-dispatcher", "ms", p.most, quantile(list, p.q))
+		s.b.report.show(name, "the application's COMMIT alone", "ms", quantile(commits, p.q))
 	}
 	return nil
 }
 
-func (s *myServer) offered(ctx context.Context, r *receipts, rate int) ([]time.Duration, error) {
+// offered returns how long each event was on its way, and how long the server took to answer each COMMIT, sorted.
+func (s *myServer) offered(ctx context.Context, r *receipts, rate int) (list, commits []time.Duration, err error) {
 	// The first connections, plans and looks are not what is measured.
 	if !pause(ctx, 3*time.Second) {
-		return nil, ctx.Err()
+		return nil, nil, ctx.Err()
 	}
+	commits = make([]time.Duration, r.events)
 	committed := make([]time.Time, r.events)
-	err := offer(ctx, rate, r.events, func(ctx context.Context, i int) error {
+	err = offer(ctx, rate, r.events, func(ctx context.Context, i int) error {
 		tx, err := s.db.BeginTx(ctx, nil)
 		if err != nil {
 			return err
@@ -234,13 +239,16 @@ func (s *myServer) offered(ctx context.Context, r *receipts, rate int) ([]time.D
 			return errors.Join(err, tx.Rollback())
 		}
 		committed[i] = time.Now()
-		return tx.Commit()
+		err = tx.Commit()
+		commits[i] = time.Since(committed[i])
+		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := r.finished(ctx, s.settled); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return r.after(committed), nil
+	slices.Sort(commits)
+	return r.after(committed), commits, nil
 }

@@ -2,11 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"strconv"
-	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -37,10 +36,10 @@ func (b *bench) held(ctx context.Context, open bool) (rate float64, err error) {
 			return err
 		}
 		measure := func() error {
-			if _, _, err := w.drainEvents(ctx, "warm-up", 1, 0, warmup); err != nil {
+			if _, err := w.drainEvents(ctx, "warm-up", 1, 0, warmup); err != nil {
 				return err
 			}
-			d, _, err := w.drainEvents(ctx, "held "+strconv.FormatBool(open), 1, warmup, b.events)
+			d, err := w.drainEvents(ctx, "held "+strconv.FormatBool(open), 1, warmup, b.events)
 			rate = d.rate
 			return err
 		}
@@ -102,56 +101,62 @@ func (b *bench) withHistory(ctx context.Context, rows int) (d drained, err error
 				return fmt.Errorf("make a history: %w", err)
 			}
 		}
-		d, _, err = w.drainEvents(ctx, fmt.Sprintf("history %d", rows), 1, rows, b.events)
+		d, err = w.drainEvents(ctx, fmt.Sprintf("history %d", rows), 1, rows, b.events)
 		return err
 	})
 	return d, err
 }
 
-// backlogAll drains a large backlog once, and compares its ends.
+// backlogAll drains a large backlog with a dispatcher in a process of its own, and compares its ends.
 func backlogAll(ctx context.Context, b *bench) error {
 	for range b.rounds {
-		err := b.with(ctx, func(w *world) error {
-			if err := w.migrateEvents(ctx); err != nil {
-				return err
-			}
-			// From here on the peak is that of this run. Elsewhere than on Linux it is of the whole benchmark.
-			_ = os.WriteFile("/proc/self/clear_refs", []byte("5"), 0)
-			d, r, err := w.drainEvents(ctx, "backlog", 1, 0, b.backlog)
-			if err != nil {
-				return err
-			}
-			starts := make([]int64, r.events)
-			for i := range starts {
-				starts[i] = r.first[0][i].Load()
-			}
-			slices.Sort(starts)
-			tenth := len(starts) / 10
-			first, last := starts[tenth]-starts[0], starts[len(starts)-1]-starts[len(starts)-1-tenth]
-			name := fmt.Sprintf("backlog of %d", b.backlog)
-			b.report.show(name, "cdc-dispatcher", "deliveries/s", d.rate)
-			b.report.ratio(name+", last tenth over the first", "≥ 0.9", float64(first)/float64(last))
-			b.report.limit(name+", peak memory of dispatcher and benchmark", "", "MB", "≤ 256", float64(peakMemory())/1e6)
-			return nil
-		})
-		if err != nil {
+		if err := b.with(ctx, func(w *world) error { return w.backlog(ctx, b.backlog) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// peakMemory is the most that this process had in memory, in bytes; 0 where that is not known.
-func peakMemory() int64 {
-	data, err := os.ReadFile("/proc/self/status")
+func (w *world) backlog(ctx context.Context, events int) error {
+	if err := errors.Join(w.migrateEvents(ctx), w.insertEvents(ctx, 0, events, w.b.perTx)); err != nil {
+		return err
+	}
+	newest := time.Now()
+	if err := w.settle(ctx); err != nil {
+		return err
+	}
+	if !pause(ctx, time.Until(newest.Add(backlogAge))) {
+		return ctx.Err()
+	}
+	begun := time.Now()
+	c, err := startChild(childJob{DSN: w.dsn(), Events: events})
 	if err != nil {
-		return 0
+		return err
 	}
-	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			return kb * 1024
-		}
+	bounded, cancel := context.WithTimeout(ctx, 20*time.Minute)
+	defer cancel()
+	err = w.idle(bounded)
+	took := time.Since(begun)
+	peak, unread := c.peakMemory()
+	r, ended := c.end()
+	if err := errors.Join(err, unread, ended); err != nil {
+		return err
 	}
-	return 0
+	if err := errors.Join(checkReports(events, r), w.tables(ctx, 1, events)); err != nil {
+		return err
+	}
+	var first, last float64
+	err = w.pool.QueryRow(ctx, `SELECT extract(epoch FROM tenth - least)::float8, extract(epoch FROM most - ninth)::float8
+		FROM (SELECT min(finished_date) AS least, max(finished_date) AS most,
+			percentile_disc(0.1) WITHIN GROUP (ORDER BY finished_date) AS tenth,
+			percentile_disc(0.9) WITHIN GROUP (ORDER BY finished_date) AS ninth
+			FROM eventlog.event_notifications) AS t`).Scan(&first, &last)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("backlog of %d", events)
+	w.b.report.show(name, "cdc-dispatcher", "deliveries/s", float64(events)/took.Seconds())
+	w.b.report.ratio(name+", last tenth over the first", "≥ 0.9", first/last)
+	w.b.report.limit(name+", peak memory of the dispatcher", "", "MB", "≤ 256", float64(peak)/1e6)
+	return nil
 }

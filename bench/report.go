@@ -35,7 +35,9 @@ type report struct {
 	Machine  string            `json:"machine"`
 	Versions map[string]string `json:"versions"`
 	Setup    map[string]string `json:"setup"`
-	Figures  []*figure         `json:"figures"`
+	// Load is the load average of the last minute when an experiment began: what the machine did besides.
+	Load    map[string]string `json:"load"`
+	Figures []*figure         `json:"figures"`
 }
 
 func newReport(o options) *report {
@@ -43,6 +45,7 @@ func newReport(o options) *report {
 		Date:     time.Now().UTC().Truncate(time.Second),
 		Machine:  machine(),
 		Versions: map[string]string{"go": runtime.Version(), "cdc-dispatcher": revision()},
+		Load:     map[string]string{},
 		Setup: map[string]string{
 			"rounds":                 fmt.Sprint(o.rounds),
 			"events per transaction": fmt.Sprint(o.perTx),
@@ -113,7 +116,7 @@ func number(v float64, unit string) string {
 func (r *report) table() string {
 	w := &strings.Builder{}
 	_, _ = fmt.Fprintf(w, "\n%s, %s\n", r.Date.Format(time.DateOnly), r.Machine)
-	for _, list := range []map[string]string{r.Versions, r.Setup} {
+	for _, list := range []map[string]string{r.Versions, r.Setup, r.Load} {
 		var parts []string
 		for name, value := range list {
 			parts = append(parts, name+": "+value)
@@ -121,6 +124,7 @@ func (r *report) table() string {
 		slices.Sort(parts)
 		_, _ = fmt.Fprintln(w, strings.Join(parts, "; "))
 	}
+	_, _ = fmt.Fprintln(w, "(load average of the last minute when each of these began)")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "\nfigure\twho\tmedian\tmin\tmax\twanted\t")
 	for _, f := range r.Figures {
@@ -155,6 +159,16 @@ func machine() string {
 		}
 	}
 	return fmt.Sprintf("%d CPUs (%s), %s/%s", runtime.NumCPU(), model, runtime.GOOS, runtime.GOARCH)
+}
+
+// load is the load average of the last minute; empty where that is not known.
+func load() string {
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return ""
+	}
+	minute, _, _ := strings.Cut(string(data), " ")
+	return minute
 }
 
 // revision is the commit that is measured.
