@@ -41,6 +41,8 @@ const (
 	codeUnclean      = "CD5002" // a stop left something behind, which will be done again
 	codeProbe        = "CD5003" // the health probe found a problem
 	codeHurried      = "CD5004" // stopped by a second signal
+	codeInterrupted  = "CD5005" // a person, or the service manager, ended it early
+	codeLedger       = "CD5006" // what was delivered is not what was committed
 	codeUnclassified = "CD5000" // anything else
 )
 

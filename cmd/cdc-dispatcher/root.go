@@ -21,6 +21,7 @@ To begin:
   cdc-dispatcher init           write cdc-dispatcher.yaml
   cdc-dispatcher migrate up     create its tables
   cdc-dispatcher doctor         check the database, with the statement that mends each finding
+  cdc-dispatcher bench          what it costs on your own database, in a schema that is dropped again
   cdc-dispatcher run            deliver
 
 Data goes to stdout, words to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 configuration
@@ -40,7 +41,7 @@ invalid, 4 database not ready, 5 check critical, 6 check warning.`,
 		return usage(cmd.CommandPath()+" --help", "%v", err)
 	})
 	root.AddCommand(
-		newDemoCommand(a), a.runCommand(), a.initCommand(), a.validateCommand(), a.migrateCommand(), a.doctorCommand(),
+		newDemoCommand(a), a.runCommand(), a.initCommand(), a.validateCommand(), a.migrateCommand(), a.doctorCommand(), a.benchCommand(),
 		a.statusCommand(), a.eventsCommand(), a.deliveriesCommand(), a.handlersCommand(), a.healthCommand(), a.versionCommand(),
 	)
 	return root

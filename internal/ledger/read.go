@@ -17,10 +17,15 @@ type Querier interface {
 // ReadRows reads every delivery row of a PostgreSQL database with the tables in
 // schema eventlog. It is one statement, so the rows are of one moment.
 func ReadRows(ctx context.Context, db Querier) ([]Row, error) {
+	return ReadRowsOf(ctx, db, "eventlog.event_notifications")
+}
+
+// ReadRowsOf is [ReadRows] for a delivery table of any name, quoted and qualified.
+func ReadRowsOf(ctx context.Context, db Querier, table string) ([]Row, error) {
 	rows, err := db.Query(ctx, `
 		SELECT event_id::text, handler_name, state, coalesce(reason, ''), attempts, coalesce(claim_count, 0),
 		       state IN ('PENDING', 'FAILED') AND coalesce(lease_until > clock_timestamp() AT TIME ZONE 'UTC', false)
-		  FROM eventlog.event_notifications`)
+		  FROM `+table)
 	if err != nil {
 		return nil, fmt.Errorf("read delivery rows: %w", err)
 	}

@@ -159,8 +159,16 @@ func Run(ctx context.Context, cfg Config) Report {
 	return run(ctx, cfg, checks(cfg))
 }
 
-// CodePrivileges is the check of the role's rights on tables.
-const CodePrivileges = codePrivileges
+// Codes of checks that other commands ask for.
+const (
+	// CodeVersion is the check of the server's version, CodePrimary that it takes writes,
+	// CodeConnections that some are free.
+	CodeVersion     = codeVersion
+	CodePrimary     = codePrimary
+	CodeConnections = codeConnections
+	// CodePrivileges is the check of the role's rights on tables.
+	CodePrivileges = codePrivileges
+)
 
 // Only runs one check, after those that it needs, and returns its result: for
 // programs that refuse to start on what would fail later.

@@ -20,6 +20,40 @@ func (s Status) mark() string {
 	return "-"
 }
 
+// Find returns the result of one check.
+func (r Report) Find(code string) (Result, bool) {
+	for _, res := range r.Results {
+		if res.Code == code {
+			return res, true
+		}
+	}
+	return Result{}, false
+}
+
+// LogProblem returns the check because of which the log cannot be read; ok is false when there
+// is none. That checks of the log are skipped because of the event table or our own ones does not count.
+func (r Report) LogProblem() (cause Result, ok bool) {
+	for _, res := range r.Results {
+		if !strings.HasPrefix(res.Code, logChecks) && !strings.HasPrefix(res.Code, binlogChecks) {
+			continue
+		}
+		if res.Status == Skipped {
+			res, _ = r.Find(res.Because)
+		}
+		if res.Status == Fail && !strings.HasPrefix(res.Code, tableChecks) {
+			return res, true
+		}
+	}
+	return Result{}, false
+}
+
+// What the codes of a group of checks begin with.
+const (
+	tableChecks  = "CD21"
+	logChecks    = "CD22"
+	binlogChecks = "CD24"
+)
+
 // WriteText writes the report for people: one line per check, under a finding what to run,
 // and a summary.
 func (r Report) WriteText(w io.Writer) error {
