@@ -34,6 +34,10 @@ func postgresEstate(t *testing.T, major int) *estate {
 		VALUES (gen_random_uuid(), 'n', gen_random_uuid(), 'a', '{}', now(), now(), 'bench.event', '{}', now(), false)`)
 	db.Exec(`SELECT pg_create_logical_replication_slot($1, 'pgoutput')`, slot)
 	e := &estate{kind: "PostgreSQL", dsn: db.DSN(), exec: func(sql string) { db.Exec(sql) }}
+	e.try = func(sql string) error {
+		_, err := db.Pool().Exec(context.Background(), sql)
+		return err
+	}
 	e.count = func(sql string) (n int) {
 		t.Helper()
 		if err := db.Pool().QueryRow(context.Background(), sql).Scan(&n); err != nil {
@@ -112,6 +116,10 @@ func mysqlEstate(t *testing.T, kind testdb.Kind) *estate {
 	e := &estate{kind: "MySQL", dsn: db.DSN(), exec: func(sql string) { db.Exec(sql) }}
 	if kind.IsMariaDB() {
 		e.kind = "MariaDB"
+	}
+	e.try = func(query string) error {
+		_, err := db.Pool().ExecContext(context.Background(), query)
+		return err
 	}
 	e.count = func(query string) (n int) {
 		t.Helper()
@@ -243,4 +251,29 @@ func TestBench_BehindAnOldTransaction(t *testing.T) {
 		}
 		e.unchanged(t, before)
 	})
+}
+
+// TestBench_Refuses: a server that takes no writes, or has few connections free, is left alone.
+func TestBench_Refuses(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		dsn  func(t *testing.T) string
+		want string
+	}{
+		{"read-only", func(t *testing.T) string { return testdb.Postgres(t, 18).DSN() + "&default_transaction_read_only=on" },
+			"error CD4007: transactions of this role are read-only\n"},
+		{"few connections of PostgreSQL", func(t *testing.T) string {
+			return testdb.Dedicated(t, 18, map[string]string{"max_connections": "20"}).DSN("postgres")
+		}, "error CD4006: few connections are free ("},
+		{"few connections of MariaDB", func(t *testing.T) string {
+			return testdb.DedicatedMySQL(t, testdb.MariaDB118, map[string]string{"max_connections": "15"}).DSN("mysql")
+		}, "error CD4006: few connections are free ("},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := runBench(t.Context(), smallBench(tt.dsn(t)), "", func() {})
+			if r.exit != exitDatabase || !strings.Contains(r.words, tt.want) || strings.Contains(r.words, "working in") {
+				t.Errorf("exit code %d, want %q and nothing made\n%s", r.exit, tt.want, r.words)
+			}
+		})
+	}
 }

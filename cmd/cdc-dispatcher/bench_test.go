@@ -33,11 +33,16 @@ type benchRun struct {
 	result benchResult
 }
 
-// runBench runs bench in this process. at is called once, before the words that begin with marker are out.
+// runBench runs bench in this process. at is called once, before the words with the marker are out.
 func runBench(ctx context.Context, o benchOptions, marker string, at func()) benchRun {
+	return runBenchOf(ctx, "", o, marker, at)
+}
+
+// runBenchOf is runBench with a configuration file.
+func runBenchOf(ctx context.Context, file string, o benchOptions, marker string, at func()) benchRun {
 	var out bytes.Buffer
-	words := &cue{marker: marker, at: sync.OnceFunc(at)}
-	a := &app{out: &out, err: words, format: outputJSON, lookup: func(string) (string, bool) { return "", false }}
+	words := &cue{marker: marker, at: at}
+	a := &app{out: &out, err: words, format: outputJSON, configFile: file, lookup: func(string) (string, bool) { return "", false }}
 	err := a.bench(ctx, o)
 	r := benchRun{err: err, exit: exitOK}
 	if err != nil {
@@ -61,11 +66,12 @@ type cue struct {
 }
 
 func (c *cue) Write(p []byte) (int, error) {
-	if c.marker != "" && strings.HasPrefix(string(p), c.marker) {
-		c.at()
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.at != nil && c.marker != "" && strings.Contains(string(p), c.marker) {
+		c.at()
+		c.at = nil
+	}
 	return c.buf.Write(p)
 }
 
@@ -79,8 +85,9 @@ func (c *cue) String() string {
 type estate struct {
 	kind string
 	dsn  string
-	// exec runs a statement, count a query for a number.
+	// exec runs a statement, try one that may fail, count a query for a number.
 	exec  func(sql string)
+	try   func(sql string) error
 	count func(sql string) int
 	// inventory lists everything of the server that a bench could leave or touch.
 	inventory func() []string
@@ -140,7 +147,7 @@ func TestBench_Interrupted(t *testing.T) {
 		for _, moment := range []string{"working in", "latency:", "drain: inserting", "drain: starting"} {
 			ctx, interrupt := context.WithCancel(t.Context())
 			o := smallBench(e.dsn)
-			o.events, o.length = 20_000, time.Minute
+			o.events, o.length = 2_000, time.Minute
 			if strings.HasPrefix(moment, "drain") {
 				o.length = time.Second
 			}

@@ -52,6 +52,8 @@ func inspectMySQL(ctx context.Context, dsn string) (s seen, err error) {
 	switch {
 	case !binlog:
 		s.lacks = "the server writes no binlog (log_bin): until it does, the poller does the work"
+	case format == "STATEMENT":
+		s.lacks = "binlog_format is STATEMENT: until it is ROW (SET GLOBAL binlog_format = 'ROW', and in the server's configuration), nothing can be delivered"
 	case format != "ROW":
 		s.lacks = fmt.Sprintf("binlog_format is %s: until it is ROW (SET GLOBAL binlog_format = 'ROW', and in the server's configuration), the poller does the work", format)
 	}

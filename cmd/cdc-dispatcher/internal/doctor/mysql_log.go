@@ -26,6 +26,9 @@ func (s *mySession) format(context.Context) (Finding, error) {
 		return Finding{Status: OK, Message: "the binlog has rows", Value: format}, nil
 	}
 	f := Finding{Status: Fail, Message: "the binlog has statements and not rows: the poller delivers alone", Value: "binlog_format = " + format}
+	if strings.EqualFold(format, "STATEMENT") {
+		f.Message = "the binlog has only statements, so the server refuses what is written at READ COMMITTED, as all of ours is: nothing is delivered"
+	}
 	f.Fix, f.Hint = s.set("binlog_format", "'ROW'")
 	f.Hint = strings.TrimPrefix(f.Hint+"; sessions that are open keep the old format until they reconnect", "; ")
 	return f, nil

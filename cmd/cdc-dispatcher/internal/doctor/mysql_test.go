@@ -126,7 +126,7 @@ var myIllnesses = []myIllness{
 	{code: codeColumns, status: Fail, cfg: func(c *MySQLConfig) { c.Table.Columns.Payload = "no_such_column" }, says: "no_such_column"},
 	{code: codePollIndex, status: Warn, cause: []string{"DROP INDEX events_pending_fanout ON eventlog.events"}, cured: true, says: "reads the whole event table"},
 	{code: codePacket, status: Warn, cause: []string{"SET GLOBAL max_allowed_packet = 1048576"}, cured: true, says: "max_allowed_packet = 1048576"},
-	{code: codeFormat, status: Fail, cause: []string{"SET GLOBAL binlog_format = 'STATEMENT'"}, cured: true, says: "binlog_format = STATEMENT"},
+	{code: codeFormat, status: Fail, cause: []string{"SET GLOBAL binlog_format = 'STATEMENT'"}, cured: true, says: "nothing is delivered"},
 	{code: codeReplicaRole, status: Fail, cause: []string{"REVOKE REPLICATION SLAVE, REPLICATION CLIENT ON *.* FROM app@'%'"}, cured: true, says: "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO 'app'@'%'"},
 	{code: codeServerID, status: Fail, cause: []string{"SET GLOBAL server_id = 4711"}, cure: []string{"SET GLOBAL server_id = 1"}, says: "mysql.server_id"},
 	{code: codeGTID, status: Warn, only: "mariadb", cause: []string{"SET GLOBAL gtid_strict_mode = OFF"}, cured: true, says: "gtid_strict_mode = OFF"},
