@@ -306,17 +306,3 @@ func TestEventID(t *testing.T) {
 		t.Error("two tables share an event id")
 	}
 }
-
-func FuzzDecode(f *testing.F) {
-	f.Add("2026-11-30 10:18:05.123456", someID, `\x00`)
-	f.Add("0044-03-15 12:00:00 BC", "42", `\\`)
-	f.Add("infinity", "", "")
-	f.Fuzz(func(t *testing.T, date, id, payload string) {
-		r := eventlogRow("event_date", date, "id", id, "payload", payload)
-		r.Relation.Columns[11].Type = typeBytea
-		e, err := Eventlog("").Decoder()(r)
-		if err == nil && (!isUUID(e.ID) || e.Date.IsZero() || e.Date.Year() > 9999) {
-			t.Errorf("got %+v", e)
-		}
-	})
-}

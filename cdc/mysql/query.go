@@ -188,7 +188,7 @@ func (t *tokenizer) next() (token string, quoted, ok bool) {
 			t.text = t.text[1:]
 		case strings.HasPrefix(t.text, "/*"):
 			_, t.text, _ = strings.Cut(t.text[2:], "*/")
-		case c == '#' || strings.HasPrefix(t.text, "-- "):
+		case c == '#' || t.atDashes():
 			_, t.text, _ = strings.Cut(t.text, "\n")
 		case c == '\'' || c == '"':
 			t.skipText(c)
@@ -210,6 +210,12 @@ func (t *tokenizer) next() (token string, quoted, ok bool) {
 		}
 	}
 	return "", false, false
+}
+
+// atDashes says that a comment begins here that lasts until the end of the line: two dashes, and white space
+// or the end behind them.
+func (t *tokenizer) atDashes() bool {
+	return strings.HasPrefix(t.text, "--") && (len(t.text) == 2 || t.text[2] <= ' ')
 }
 
 func (t *tokenizer) skipText(quote byte) {

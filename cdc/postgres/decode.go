@@ -189,7 +189,11 @@ func decodeInsert(body []byte) (insertMessage, error) {
 // into values. columns is how many the relation has.
 func decodeRow(tuple []byte, columns int) ([]cdc.Value, error) {
 	c := cursor{rest: tuple}
-	if n := int(c.uint16()); n != columns && !c.bad {
+	n := int(c.uint16())
+	if c.bad {
+		return nil, fmt.Errorf("row: %w", errTruncated)
+	}
+	if n != columns {
 		return nil, fmt.Errorf("row has %d values for %d columns", n, columns)
 	}
 	c.rest = append([]byte(nil), c.rest...)

@@ -53,23 +53,3 @@ func TestQ35_RetryAfterIsReadAndBounded(t *testing.T) {
 		})
 	}
 }
-
-func FuzzRetryAfter(f *testing.F) {
-	for _, s := range [][2]string{
-		{"120", ""}, {"-1", ""}, {"99999999999999999999", ""}, {"soon", "x"}, {"1e9", ""},
-		{"Fri, 31 Dec 9999 23:59:59 GMT", "Sun, 06 Nov 1994 08:49:37 GMT"},
-		{"Sun, 06 Nov 1994 08:49:37 GMT", "Fri, 31 Dec 9999 23:59:59 GMT"},
-		{"Sunday, 06-Nov-94 08:49:37 GMT", ""}, {"Sun Nov  6 08:49:37 1994", ""},
-	} {
-		f.Add(s[0], s[1], int64(time.Hour))
-	}
-	f.Fuzz(func(t *testing.T, value, date string, limit int64) {
-		if limit < 0 {
-			return
-		}
-		h := http.Header{"Retry-After": {value}, "Date": {date}}
-		if d := retryAfter(h, time.Unix(1_700_000_000, 0), time.Duration(limit)); d < 0 || d > time.Duration(limit) {
-			t.Errorf("retryAfter(%q, %q) = %v is outside of 0 … %v", value, date, d, time.Duration(limit))
-		}
-	})
-}

@@ -26,6 +26,7 @@ func claimTests() []test {
 		{"Q8_ABusyHandlerInFrontHidesNoOther", busyHandler},
 		{"Q9_NeverMoreThanTheLimit", neverMoreThanLimit},
 		{"Q27_ABacklogThatExpiredIsClearedInOneClaim", expiredBacklog},
+		{"T37_ARetryOfAnOldDeliveryGetsAWholeLease", oldRetry},
 		{"SeveralHandlersInOneClaim", severalHandlers},
 		{"UnknownHandlersAreUntouched", unknownHandlers},
 		{"ForeignRowsAreClaimed", foreignRows},
@@ -191,6 +192,24 @@ func claimWithoutRegistry(s *suite) {
 	}
 	s.equal("claimed by the second", 3, len(again.Claimed))
 	s.equal("registered", 0, len(s.Handlers(s)))
+}
+
+// oldRetry: a lease counts from its claim, however long ago the event was or the attempts before.
+func oldRetry(s *suite) {
+	r := pending(1, "billing")
+	old := noon.Add(-2 * time.Hour)
+	r.Event.Date, r.CreatedDate, r.UpdatedDate, r.NextRetryAt = old, old, old.Add(time.Minute), old.Add(time.Hour)
+	r.State, r.Attempts, r.ClaimCount = delivery.Failed, 1, 1
+	s.put(r)
+	first := s.claimOne("billing")
+	s.equal("attempts and claims", []int{1, 2}, []int{first.Attempts, first.Claims})
+	if until := s.row(r.ID).LeaseUntil; !until.Equal(noon.Add(leaseFor)) {
+		s.Errorf("leased until %s, want %s", until, noon.Add(leaseFor))
+	}
+	s.SetNow(s, noon.Add(leaseFor-time.Microsecond))
+	s.equal("claimed by another process within the lease", 0, len(s.claim(claimOf("billing", 1)).Claimed))
+	s.settle(delivery.Outcome{ID: r.ID, Token: first.Token, Verdict: delivery.Success}) // needs a live lease
+	s.equal("state", delivery.Succeeded, s.row(r.ID).State)
 }
 
 func busyHandler(s *suite) {

@@ -3,8 +3,14 @@ package config
 import (
 	"errors"
 	"os"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/fuzzcorpus"
 )
+
+func TestFuzzCorpusIsNotEmpty(t *testing.T) { fuzzcorpus.Check(t) }
 
 // FuzzParse: whatever the file holds, there is a configuration or there are
 // problems, each with a place, and no panic.
@@ -41,10 +47,6 @@ func FuzzParse(f *testing.F) {
 
 // FuzzExpand: a reference is resolved or reported, at a place inside the text.
 func FuzzExpand(f *testing.F) {
-	seeds := []string{"", "a", "${A}", "${A:-b}", "$${A}", "${", "${file:x}", "é${A}", "${A${A}}", "$$$${A}"}
-	for _, s := range seeds {
-		f.Add(s)
-	}
 	env := environment(map[string]string{"A": "1"}, nil)
 	f.Fuzz(func(t *testing.T, text string) {
 		out, errs := expand(text, env)
@@ -55,6 +57,69 @@ func FuzzExpand(f *testing.F) {
 			if e.offset < 0 || e.offset >= len([]rune(text)) || e.message == "" || e.try == "" {
 				t.Errorf("error %+v for %q", e, text)
 			}
+		}
+	})
+}
+
+// FuzzDuration reads durations. One that is read is not negative, and is written so that it
+// reads as itself; an error does not repeat the text.
+func FuzzDuration(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		d, err := parseDuration(text)
+		if err != nil {
+			if len(text) > 8 && strings.Contains(err.Error(), text) {
+				t.Errorf("%v repeats the text", err)
+			}
+			return
+		}
+		if d < 0 {
+			t.Errorf("%q reads as %s", text, d)
+		}
+		if whole := d.Truncate(time.Millisecond); whole > 0 {
+			if again, err := parseDuration(formatDuration(whole)); err != nil || again != whole {
+				t.Errorf("%s is written as %s, which reads as %s (%v)", whole, formatDuration(whole), again, err)
+			}
+		}
+	})
+}
+
+// FuzzSize reads sizes, likewise.
+func FuzzSize(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text string) {
+		n, err := parseSize(text)
+		if err != nil {
+			if len(text) > 8 && strings.Contains(err.Error(), text) {
+				t.Errorf("%v repeats the text", err)
+			}
+			return
+		}
+		if again, err := parseSize(formatSize(n)); n < 0 || n > 1<<50 || err != nil || again != n {
+			t.Errorf("%q reads as %d, is written as %s and reads as %d (%v)", text, n, formatSize(n), again, err)
+		}
+	})
+}
+
+// FuzzMySQLAddress reads connection strings of both forms. One that is read leads to a network
+// that is used here, with the password that was given; an error repeats nothing of it.
+func FuzzMySQLAddress(f *testing.F) {
+	f.Fuzz(func(t *testing.T, dsn string) {
+		cfg, err := parseMySQL(dsn)
+		if err != nil {
+			var bad *dsnError
+			if !errors.As(err, &bad) || bad.problem == "" || bad.try == "" {
+				t.Fatalf("%q: %T %v", dsn, err, err)
+			}
+			if len(dsn) > 20 && strings.Contains(bad.problem+bad.try, dsn) {
+				t.Errorf("%q repeats the connection string", bad.problem)
+			}
+			return
+		}
+		if cfg.Net != "tcp" && cfg.Net != "unix" || cfg.TLS != nil || cfg.AllowAllFiles || cfg.MultiStatements {
+			t.Errorf("%q: %+v", dsn, cfg)
+		}
+		again, err := parseMySQL(cfg.FormatDSN())
+		if err != nil || again.User != cfg.User || again.Passwd != cfg.Passwd || again.Addr != cfg.Addr || again.DBName != cfg.DBName {
+			t.Errorf("%q reads as %s, which reads as %+v (%v)", dsn, cfg.FormatDSN(), again, err)
 		}
 	})
 }
