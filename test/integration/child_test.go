@@ -200,6 +200,15 @@ func (c *child) stop() totals {
 	return t
 }
 
+// started counts the attempts of the child.
+func (c *child) started() int {
+	receipts, err := ledger.ReadReceipts(c.receipts)
+	if err != nil {
+		return 0 // the file is not there yet
+	}
+	return len(receipts)
+}
+
 // running counts the handlers of the child that have started and not ended.
 func (c *child) running() int {
 	receipts, err := ledger.ReadReceipts(c.receipts)

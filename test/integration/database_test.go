@@ -2,9 +2,13 @@ package integration
 
 import (
 	"fmt"
+	"net"
+	"net/url"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
@@ -84,3 +88,25 @@ func (w *world) alterDatabase(setting string) {
 	w.t.Helper()
 	w.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET ` + setting + `', current_database()); END $$`)
 }
+
+// throughPostgres is the database's DSN through a new proxy.
+func (w *world) throughPostgres() (*faultproxy.Proxy, string) {
+	w.t.Helper()
+	server := w.postgres().Server
+	proxy := faultproxy.New(w.t, net.JoinHostPort(server.Host(), strconv.Itoa(server.Port())))
+	u, err := url.Parse(w.db.DSN())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	u.Host = proxy.Addr()
+	return proxy, u.String()
+}
+
+// reachedBy is a database that dispatchers reach in another way.
+type reachedBy struct {
+	testbed.Database
+	dsn string
+}
+
+// DSN implements testbed.Database.
+func (r reachedBy) DSN() string { return r.dsn }

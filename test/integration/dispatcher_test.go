@@ -40,6 +40,9 @@ type options struct {
 	// FanOutGate, when not empty, is a file: before it exists no fan-out begins that ends a
 	// transaction. Files with the endings .waiting and .done say how far one is.
 	FanOutGate string
+	// SettleGate, when not empty, is a file: before it exists no outcome is written. A file with the
+	// ending .waiting says that one is to be.
+	SettleGate string
 	// Binlog is for MySQL and MariaDB.
 	Binlog binlogOptions
 }
@@ -74,7 +77,7 @@ func newDispatcher(ctx context.Context, o options, handlers []pipeline.Handler, 
 	d := &dispatcher{parts: p, counts: newCounts()}
 	config := pipeline.Config{
 		Source:          "main",
-		Store:           &spy{Store: p.store, receipts: rec, hang: o.HangAfterFanOut, gate: o.FanOutGate},
+		Store:           &spy{Store: p.store, receipts: rec, hang: o.HangAfterFanOut, gate: o.FanOutGate, settleGate: o.SettleGate},
 		Handlers:        handlers,
 		Lease:           orElse(o.Lease, shortLease),
 		ShutdownTimeout: orElse(o.Shutdown, 10*time.Second),
@@ -126,10 +129,18 @@ type spy struct {
 	receipts *ledger.Recorder
 	hang     bool
 	gate     string
+
+	settleGate string
 }
 
 // Settle implements pipeline.HandlingStore.
 func (s *spy) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
+	if s.settleGate != "" {
+		if err := os.WriteFile(s.settleGate+".waiting", nil, 0o600); err != nil {
+			return nil, err
+		}
+		awaitFile(s.settleGate)
+	}
 	settled, err := s.Store.Settle(ctx, outcomes)
 	kept := map[uuid.UUID]bool{}
 	for _, o := range outcomes {

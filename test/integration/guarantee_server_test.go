@@ -12,14 +12,14 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/test/integration/internal/testbed"
 )
 
-// The server crashes under load, three times, and comes back on its own data.
-// The dispatcher and the writers keep running all the while.
+// The server crashes under load, three times (twenty in a soak), and comes back on its own data.
+// The dispatcher and the writers keep running all the while (T30).
 func TestGuarantee_ServerCrashAndRestart(t *testing.T) {
 	eachServer(t, func(t *testing.T, w *world) {
 		d := w.dispatch(options{}, steadyAndMoody(), hooks{})
 		w.streaming()
 		end := w.write(workload.Config{Writers: 8, Rate: 200, Faults: true})
-		for range 3 {
+		for range testbed.Size(3, 20) {
 			w.letPass(50 + w.rng.IntN(150))
 			if err := w.db.Crash(); err != nil {
 				t.Fatal(err)

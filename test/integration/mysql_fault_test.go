@@ -61,38 +61,56 @@ func TestMySQL1_KilledInsideALargeTransaction(t *testing.T) {
 // times because of it.
 func TestMySQL3_CutInsideALargeTransaction(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, w *world) {
-		w.subscribers = func(string) []string { return []string{"steady"} }
-		proxy, dsn := w.through()
-		o := neverPoll
-		o.LogDSN, o.Binlog = dsn, binlogOptions{MaxRecords: 6, BackoffMin: time.Millisecond}
-		const rows, length = 60, 8000
-		cuts := int64(testbed.Size(34, 100)) // on each of three servers
-		var again atomic.Int64
-		d := w.dispatch(o, steadyAndMoody()[:1], hooks{source: func(s cdc.Source) cdc.Source {
-			return &counter{s, &again}
-		}})
-		w.streaming()
-		payload := `{"filler": "` + filler(length) + `"}`
-		next := func() int64 {
-			if again.Load() >= cuts {
-				return 0
-			}
-			return int64(20_000 + w.rng.IntN(rows*length*3/4)) // a connection's beginning takes about so much
-		}
-		// First it may be read to its end once, without which no part of it is handed over.
-		proxy.CutAfter(rows*length+100_000+next(), next)
-		for again.Load() < cuts {
-			w.emit(rows, "order.large", payload)
-			w.settle()
-		}
-		d.stop()
-		t.Logf("%d transactions began again, %d connections", again.Load(), proxy.Accepted())
-		w.wrecked = append(w.wrecked, fmt.Sprintf("%d cuts", again.Load()))
-		if n := w.number(`SELECT count(*) FROM eventlog.gaps`); n != 0 {
-			t.Errorf("%d gaps, want none", n)
-		}
-		w.verdict()
+		cutInside(t, w, int64(testbed.Size(34, 100))) // on each of three servers
 	})
+}
+
+// T12: the same where the position is a file and an offset, and nothing but the end of a transaction is a place to
+// start from.
+func TestT12_CutInsideALargeTransactionWithoutGTIDs(t *testing.T) {
+	t.Run(testdb.MySQL97.String(), func(t *testing.T) {
+		w := newWorld(t, testbed.OwnMySQL(t, testdb.MySQL97, map[string]string{
+			"gtid-mode": "OFF", "enforce-gtid-consistency": "OFF", "innodb-flush-log-at-trx-commit": "0", "sync-binlog": "0",
+		}))
+		cutInside(t, w, int64(testbed.Size(10, 100)))
+		if at := w.position(); !strings.HasPrefix(at, "mysql-file:") {
+			t.Errorf("the position is %q: this was not file mode", at)
+		}
+	})
+}
+
+// cutInside cuts the connection until large transactions have begun again so often.
+func cutInside(t *testing.T, w *world, cuts int64) {
+	w.subscribers = func(string) []string { return []string{"steady"} }
+	proxy, dsn := w.through()
+	o := neverPoll
+	o.LogDSN, o.Binlog = dsn, binlogOptions{MaxRecords: 6, BackoffMin: time.Millisecond}
+	const rows, length = 60, 8000
+	var again atomic.Int64
+	d := w.dispatch(o, steadyAndMoody()[:1], hooks{source: func(s cdc.Source) cdc.Source {
+		return &counter{s, &again}
+	}})
+	w.streaming()
+	payload := `{"filler": "` + filler(length) + `"}`
+	next := func() int64 {
+		if again.Load() >= cuts {
+			return 0
+		}
+		return int64(20_000 + w.rng.IntN(rows*length*3/4)) // a connection's beginning takes about so much
+	}
+	// First it may be read to its end once, without which no part of it is handed over.
+	proxy.CutAfter(rows*length+100_000+next(), next)
+	for again.Load() < cuts {
+		w.emit(rows, "order.large", payload)
+		w.settle()
+	}
+	d.stop()
+	t.Logf("%d transactions began again, %d connections", again.Load(), proxy.Accepted())
+	w.wrecked = append(w.wrecked, fmt.Sprintf("%d cuts", again.Load()))
+	if n := w.number(`SELECT count(*) FROM eventlog.gaps`); n != 0 {
+		t.Errorf("%d gaps, want none", n)
+	}
+	w.verdict()
 }
 
 // counter counts the transactions that begin again.

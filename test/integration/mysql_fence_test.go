@@ -106,7 +106,7 @@ func TestMySQL48_CrashBetweenTheStatementsOfAFanOut(t *testing.T) {
 		cfg.Net = cut.network
 		o := neverPoll
 		o.LogDSN, o.Binlog.SaveInterval = m.DSN(), time.Hour
-		w.db = otherDSN{m, cfg.FormatDSN()}
+		w.db = reachedBy{m, cfg.FormatDSN()}
 		d := w.dispatch(o, steadyAndMoody(), hooks{config: func(c *pipeline.Config) { c.Poller.SweepAgain = time.Hour }})
 		w.db = m
 		w.streaming()
@@ -150,14 +150,6 @@ func TestMySQL48_CrashBetweenTheStatementsOfAFanOut(t *testing.T) {
 		w.verdict()
 	})
 }
-
-// otherDSN is a database that dispatchers reach in another way.
-type otherDSN struct {
-	*mysql
-	reached string
-}
-
-func (o otherDSN) DSN() string { return o.reached }
 
 // stepCutter counts the statements of the transaction that fans an event out, and ends
 // its connection at one of them.
@@ -333,7 +325,7 @@ func TestMySQL25_SeenButNotVisible(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg.Params = map[string]string{"sql_log_bin": "0"} // or our own commits would be held as well
-		w.db = otherDSN{m, cfg.FormatDSN()}
+		w.db = reachedBy{m, cfg.FormatDSN()}
 		d := w.dispatch(options{LogDSN: m.DSN(), Lease: time.Minute}, steadyAndMoody(), hooks{})
 		w.db = m
 		w.streaming()

@@ -46,6 +46,14 @@ handlers:
 	return &program{testbed.Run(w.t, path, text), w, o.Process}
 }
 
+// order runs one command of an operator, which must work.
+func (p *program) order(args ...string) {
+	p.w.t.Helper()
+	if err := p.Command(p.w.t.Context(), args...); err != nil {
+		p.w.t.Fatal(err)
+	}
+}
+
 // note keeps what its output says of the run.
 func (p *program) note() {
 	if s := p.Output(); s != "" {

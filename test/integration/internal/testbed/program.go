@@ -1,6 +1,8 @@
 package testbed
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,15 +34,17 @@ func WriteConfig(t testing.TB, text string) string {
 
 // Program is the real program, running with a configuration file. One goroutine uses it.
 type Program struct {
-	cmd   *exec.Cmd
-	out   strings.Builder
-	ended bool
+	path, config string
+	cmd          *exec.Cmd
+	out          strings.Builder
+	ended        bool
 }
 
 // Run starts the program; the cleanup of the test kills it if it still runs then.
 func Run(t testing.TB, path, config string) *Program {
 	t.Helper()
-	p := &Program{cmd: exec.Command(path, "run", "--config", WriteConfig(t, config))}
+	p := &Program{path: path, config: WriteConfig(t, config)}
+	p.cmd = exec.Command(path, "run", "--config", p.config)
 	p.cmd.SysProcAttr = DieWithParent()
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {
@@ -52,6 +56,15 @@ func Run(t testing.TB, path, config string) *Program {
 		}
 	})
 	return p
+}
+
+// Command runs one command of an operator with the same configuration file.
+func (p *Program) Command(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, p.path, append(args, "--config", p.config)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%v: %w\n%s", args, err, out)
+	}
+	return nil
 }
 
 // PID is its process id.
