@@ -146,6 +146,8 @@ type fanOutTrigger struct {
 	log           *slog.Logger
 	obs           Observer
 	warn          seldom
+	// expected is how many events the last batch had: growing a slice of them copies a lot. Only the collector uses it.
+	expected int
 }
 
 func (t *fanOutTrigger) label() (name, table string) { return fanOutName, t.table }
@@ -194,7 +196,11 @@ func (a *arrivals) add(r RecordCreated) {
 	default:
 		out.fan.FromLog = true
 		out.commitTime = r.CommitTime
+		if a.events == nil {
+			a.events = make([]routed, 0, max(t.expected, 1))
+		}
 		a.events = append(a.events, out)
+		t.expected = len(a.events)
 	}
 }
 

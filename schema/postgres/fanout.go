@@ -268,10 +268,8 @@ func (s *Store) fanOutUnmarked(
 	return nil
 }
 
-// fanOutImages makes the deliveries by sql, which is one of the table's image statements.
-func (s *Store) fanOutImages(
-	ctx context.Context, t *eventTable, sql string, b *fanBatch, images []int64, result *delivery.FanOutResult,
-) error {
+// imageArgs are the parameters of imageSQL for the given events.
+func (b *fanBatch) imageArgs(images []int64, inColumn bool) []any {
 	var (
 		ids, namespaces, actionIDs, actionNames, modelIDs, modelTypes, types, traces []string
 		params, started, completed, dates, headers                                   []*string
@@ -298,20 +296,30 @@ func (s *Store) fanOutImages(
 		traces = append(traces, e.Traceparent)
 		headers = append(headers, jsonText(e.Headers))
 	}
-	args := append([]any{images, ids, t.inColumn()}, b.targetArgs(images)...)
-	args = append(args, namespaces, actionIDs, actionNames, params, started, completed,
+	args := append([]any{images, ids, inColumn}, b.targetArgs(images)...)
+	return append(args, namespaces, actionIDs, actionNames, params, started, completed,
 		modelIDs, modelTypes, types, payloads, dates, traces, headers, keys, targets)
+}
+
+// fanOutImages makes the deliveries by sql, which is one of the table's image statements.
+func (s *Store) fanOutImages(
+	ctx context.Context, t *eventTable, sql string, b *fanBatch, images []int64, result *delivery.FanOutResult,
+) error {
 	var (
 		inserted, leased []pgtype.UUID
 		fresh, marked    []int64
 	)
-	if err := s.changeRow(ctx, durable, []any{&inserted, &leased, &fresh, &marked}, sql, args...); err != nil {
+	args := b.imageArgs(images, t.inColumn())
+	with := durableFor(max(len(images), len(b.targets)))
+	if err := s.changeRow(ctx, with, []any{&inserted, &leased, &fresh, &marked}, sql, args...); err != nil {
 		return err
 	}
-	for i, n := range images {
-		if !slices.Contains(marked, n) {
-			s.late.add(lateEvent{id: ids[i], key: keys[i], targets: targets[i], since: time.Now()})
+	for _, n := range images {
+		if slices.Contains(marked, n) {
+			continue
 		}
+		e := b.event(n)
+		s.late.add(lateEvent{id: e.ID, key: cmp.Or(e.Key, e.ID), targets: int64(len(b.Fans[b.order[n-1]].Targets)), since: time.Now()})
 	}
 	result.Created = append(result.Created, b.created(inserted, leased)...)
 	result.Absent = len(fresh)

@@ -80,7 +80,7 @@ func (s *Store) markLate(ctx context.Context, t *eventTable) {
 	for _, e := range events {
 		ids, keys, targets = append(ids, e.id), append(keys, e.key), append(targets, e.targets)
 	}
-	marked, err := changeRows(ctx, s, durable, pgx.RowTo[string], t.markLate, ids, keys, targets)
+	marked, err := changeRows(ctx, s, durableFor(len(events)), pgx.RowTo[string], t.markLate, ids, keys, targets)
 	if err == nil {
 		events = slices.DeleteFunc(events, func(e lateEvent) bool { return slices.Contains(marked, e.id) })
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
+	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
 )
@@ -209,6 +210,20 @@ func TestFanOutReadsWhatItMarks(t *testing.T) {
 					make([]bool, n), make([]int64, n), fill("")[:n], fill("")[:n], uuid.NewString(), "o", int64(1))
 				if blocks := fanOut.Hit + fanOut.Read; blocks > n*30 {
 					t.Errorf("statistics %v: a fan-out of %d events touched %d blocks", analysed, n, blocks)
+				}
+				late := explain(t, db, durableFor(n), events.markLate, ids[:n], ids[:n], numbers[:n])
+				if blocks := late.Hit + late.Read; blocks > n*30 {
+					t.Errorf("statistics %v: marking %d events touched %d blocks", analysed, n, blocks)
+				}
+				b := newFanBatch(delivery.FanOut{})
+				for i := range n {
+					b.order = append(b.order, i)
+					b.Fans = append(b.Fans, delivery.Fan{FromLog: true, Event: event.Event{ID: ids[i], Type: "a", Payload: []byte(`{}`)},
+						Targets: []delivery.Target{{ID: uuid.MustParse(targets[i]), Handler: "h"}}})
+				}
+				image := explain(t, db, durableFor(n), events.image, b.imageArgs(numbers[:n], events.inColumn())...)
+				if blocks := image.Hit + image.Read; blocks > n*40 {
+					t.Errorf("statistics %v: a fan-out of %d events from their images touched %d blocks", analysed, n, blocks)
 				}
 			}
 		}
