@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"os"
@@ -26,11 +27,8 @@ type benchProcess struct {
 // $DATABASE_URL: there is no configuration file in the folder.
 func startBench(t *testing.T, dsn string) *benchProcess {
 	t.Helper()
-	dir := t.TempDir()
 	measuring := make(chan struct{})
-	p := &benchProcess{wait: make(chan struct{}), stderr: &cue{marker: "latency:", at: func() { close(measuring) }}}
-	p.cmd = exec.CommandContext(t.Context(), program(t, dir), "bench", "--for", "10m", "--rate", "50")
-	p.cmd.Dir, p.cmd.Env = dir, append(os.Environ(), "DATABASE_URL="+dsn)
+	p := &benchProcess{cmd: benchCommandLine(t, dsn, "10m"), wait: make(chan struct{}), stderr: &cue{marker: "latency:", at: func() { close(measuring) }}}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, p.stderr
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -48,20 +46,57 @@ func startBench(t *testing.T, dsn string) *benchProcess {
 	return p
 }
 
-// TestBench_Signalled: Ctrl-C in the middle leaves nothing behind, and no figure.
+// benchCommandLine is the program, not started yet.
+func benchCommandLine(t *testing.T, dsn, length string) *exec.Cmd {
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), program(t, dir), "bench", "--for", length, "--rate", "50")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "DATABASE_URL="+dsn)
+	return cmd
+}
+
+// TestBench_Signalled: neither Ctrl-C nor a terminal that goes away leaves anything behind, and there is no figure.
 func TestBench_Signalled(t *testing.T) {
 	eachEstate(t, func(t *testing.T, e *estate) {
 		before := e.inventory()
-		p := startBench(t, e.dsn)
+		for _, signal := range []os.Signal{os.Interrupt, syscall.SIGHUP} {
+			p := startBench(t, e.dsn)
+			if e.scratchName() == "" {
+				t.Error("there is no scratch schema while it works")
+			}
+			if err := p.cmd.Process.Signal(signal); err != nil {
+				t.Fatal(err)
+			}
+			<-p.wait
+			if code := p.cmd.ProcessState.ExitCode(); code != exitFailed || p.stdout.Len() > 0 || !strings.Contains(p.stderr.String(), "error CD5005: interrupted; everything that was made is removed\n") {
+				t.Errorf("%v: exit code %d\n%s%s", signal, code, p.stdout.String(), p.stderr)
+			}
+			e.unchanged(t, before)
+		}
+	})
+}
+
+// TestBench_NobodyListens: words that nobody reads any more, as in "bench 2>&1 | head", end it in order.
+func TestBench_NobodyListens(t *testing.T) {
+	eachEstate(t, func(t *testing.T, e *estate) {
+		before := e.inventory()
+		cmd := benchCommandLine(t, e.dsn, "1s")
+		words, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		heard := bufio.NewScanner(words)
+		for heard.Scan() && !strings.HasPrefix(heard.Text(), "latency:") {
+		}
 		if e.scratchName() == "" {
 			t.Error("there is no scratch schema while it works")
 		}
-		if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
-			t.Fatal(err)
-		}
-		<-p.wait
-		if code := p.cmd.ProcessState.ExitCode(); code != exitFailed || p.stdout.Len() > 0 || !strings.Contains(p.stderr.String(), "error CD5005: interrupted; everything that was made is removed\n") {
-			t.Errorf("exit code %d\n%s%s", code, p.stdout.String(), p.stderr)
+		_ = words.Close()
+		_ = cmd.Wait() // ProcessState tells
+		if code := cmd.ProcessState.ExitCode(); code != exitFailed {
+			t.Errorf("%v, want exit code %d", cmd.ProcessState, exitFailed)
 		}
 		e.unchanged(t, before)
 	})

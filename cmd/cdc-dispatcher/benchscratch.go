@@ -28,9 +28,11 @@ const (
 	stateDuplicateObject = "42710"
 	stateNoPrivilege     = "42501"
 	stateQueryCanceled   = "57014"
+	stateReadOnly        = "25006"
 	numDatabaseExists    = 1007
 	numNoDatabaseRight   = 1044
 	numNoGlobalRight     = 1227
+	numReadOnly          = 1290
 )
 
 // scratch is everything of a bench that a server keeps: the schema or database, and on PostgreSQL
@@ -241,10 +243,11 @@ func (s *scratch) remove(ctx context.Context) error {
 		try: "run by hand: " + strings.Join(s.remains, "; ") + ";"}, s.db.close())
 }
 
-// refused says that a statement has surely made nothing: the name is taken, or the user may not. After
+// refused says that a statement has surely made nothing: the name is taken, the user may not, or nobody may. After
 // every other error there may be something to remove; the statements bear it when there is not.
 func refused(err error) bool {
-	return isState(err, stateDuplicateSchema, stateDuplicateObject, stateNoPrivilege) || isNumber(err, numDatabaseExists, numNoDatabaseRight, numNoGlobalRight)
+	return isState(err, stateDuplicateSchema, stateDuplicateObject, stateNoPrivilege, stateReadOnly) ||
+		isNumber(err, numDatabaseExists, numNoDatabaseRight, numNoGlobalRight, numReadOnly)
 }
 
 func isState(err error, states ...string) bool {
