@@ -94,7 +94,7 @@ func TestBench_NobodyListens(t *testing.T) {
 			t.Error("there is no scratch schema while it works")
 		}
 		_ = words.Close()
-		_ = cmd.Wait() // ProcessState tells
+		_ = cmd.Wait()                  // ProcessState tells
 		if cmd.ProcessState.Success() { // its very last words may still end it, as they end every program
 			t.Error("it went on to its end")
 		}
