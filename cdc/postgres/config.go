@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 )
 
 // Config describes one reader. DSN and Tables are required; the zero value of
@@ -43,6 +45,12 @@ type Config struct {
 	// Failover asks, when the slot is created on PostgreSQL 17 or later, that it be
 	// synchronised to standbys. Ignored on older servers.
 	Failover bool
+
+	// Recall returns the last position that a reader of this source is known to have confirmed, in whatever process, and
+	// an empty one when there was none. It is asked when the slot is missing and this process has not seen it: if
+	// somebody has read from it, its absence is a loss (gap slot_missing), otherwise this is a first start. An error
+	// is tried again. Nil means that nobody remembers.
+	Recall func(ctx context.Context) (cdc.Position, error)
 
 	// StandbyPoll is how often a standby looks whether the slot is free. Default 1 s.
 	StandbyPoll time.Duration

@@ -37,7 +37,8 @@
 //	connection lost, server restarts   new connection after a pause that doubles
 //	server silent                      connection dropped after 1.5 × wal_sender_timeout
 //	slot held by another session       standby: look every StandbyPoll, take over
-//	slot missing, which was there      new slot, gap slot_missing
+//	slot missing, which was there,     new slot, gap slot_missing
+//	  or Recall remembers one
 //	slot invalidated                   new slot, gap slot_lost
 //	publication missing in the log     new slot, gap publication_missing
 //	table missing in the publication   added, gap publication_table

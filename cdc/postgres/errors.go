@@ -26,6 +26,7 @@ const (
 	reasonTable       = "table"
 	reasonSlot        = "slot"
 	reasonPublication = "publication"
+	reasonRecall      = "recall"
 	reasonNoSlotFree  = "no_slot_free"
 	reasonConnections = "too_many_connections"
 	reasonLock        = "lock"

@@ -55,6 +55,9 @@ func (s *Source) prepare(ctx context.Context, c *session) (anchor, error) {
 		if err != nil {
 			return a, err
 		}
+		if err := s.recall(ctx, slot); err != nil {
+			return a, err
+		}
 		f := findings{slot: slot, database: a.server.database, version: a.server.version, create: s.cfg.Create}
 		f.names.slot, f.names.publication = s.cfg.Slot, s.cfg.Publication
 		if err := f.wrongKind(); err != nil {
@@ -81,6 +84,20 @@ func (s *Source) prepare(ctx context.Context, c *session) (anchor, error) {
 			return a, nil
 		}
 	}
+}
+
+// recall asks whether somebody has read from a slot that is not there.
+func (s *Source) recall(ctx context.Context, slot slotState) error {
+	if slot.exists || s.memory.hadSlot || s.cfg.Recall == nil {
+		return nil
+	}
+	position, err := s.cfg.Recall(ctx)
+	if err != nil {
+		return retryable(reasonRecall, fmt.Errorf("slot %q is missing, and whether there was one is not known: %w", s.cfg.Slot, err),
+			"the table that remembers the source's position must be readable; nothing is read from the log until it is")
+	}
+	s.memory.recalled, s.memory.hadSlot = position, position != ""
+	return nil
 }
 
 // inspectServer checks that the server can serve a logical stream at all.

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -102,6 +103,8 @@ type memory struct {
 	reached resumePoint
 	// hadSlot: the slot was there, so that its absence is a loss.
 	hadSlot bool
+	// recalled is what others remember of a slot that this process has not seen.
+	recalled cdc.Position
 	// confirmed is the last position that was confirmed, durable the end of the last
 	// durable commit. Zero when nothing is known, or when another replica may have
 	// moved the slot since.
@@ -154,7 +157,7 @@ func decide(f findings) decision {
 	if err := f.wrongKind(); err != nil {
 		return decision{action: refuseSlot, err: err}
 	}
-	from := f.from().position()
+	from := cmp.Or(f.from().position(), f.memory.recalled)
 	gap := func(reason, detail string) *cdc.Gap { return &cdc.Gap{Reason: reason, Detail: detail, From: from} }
 	switch {
 	case !f.slot.exists:

@@ -103,6 +103,8 @@ func TestAGapBeginsWhereTheLastKnownConfirmationWas(t *testing.T) {
 		"dropped": {func(f *findings) { f.slot = slotState{}; f.memory.confirmed = 0x1F0 }, gapSlotMissing, "0/1F0"},
 		"dropped while this process stood by": {func(f *findings) { f.slot = slotState{}; f.memory.floor = mark{0, 0x1E0} },
 			gapSlotMissing, "0/1E0"},
+		"dropped before this process began": {func(f *findings) { f.slot = slotState{}; f.memory.recalled = "0/1D0#2" },
+			gapSlotMissing, "0/1D0#2"},
 		"lost while this process stood by": {func(f *findings) { f.slot.WALStatus = "lost"; f.memory.floor = mark{0, 0x1E0} },
 			gapSlotLost, "0/200"},
 		"lost, behind what is known": {func(f *findings) { f.slot.WALStatus = "lost"; f.memory.floor = mark{0, 0x240} },

@@ -120,6 +120,49 @@ func TestB26_SlotDroppedWhileRunning(t *testing.T) {
 	})
 }
 
+// A slot that is missing when a process begins is a loss if somebody has read from it before, and a first start otherwise.
+// While nobody can say which, nothing is created.
+func TestB26_SlotDroppedWhileNobodyRan(t *testing.T) {
+	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
+		cfg := testConfig(db)
+		asked := make(chan struct{})
+		var once sync.Once
+		answer := make(chan error)
+		cfg.Recall = func(ctx context.Context) (cdc.Position, error) {
+			once.Do(func() { close(asked) })
+			select {
+			case err := <-answer:
+				return "0/1D0", err
+			case <-ctx.Done():
+				return "", ctx.Err()
+			}
+		}
+		r := start(t, cfg)
+		<-asked
+		answer <- errors.New("the table is locked")
+		answer <- nil // it is asked again
+		r.waitGap(gapSlotMissing)
+		if gap := r.gap(0); gap.From != "0/1D0" || gap.To == "" {
+			t.Errorf("gap from %q to %q", gap.From, gap.To)
+		}
+		r.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 0, 10)
+		r.waitFor(10)
+		r.stop()
+
+		fresh := testConfig(db)
+		fresh.Slot += "_first"
+		fresh.Recall = func(context.Context) (cdc.Position, error) { return "", nil }
+		first := start(t, fresh)
+		first.waitMode(cdc.ModeStreaming)
+		db.Exec(insertEvents, 10, 20)
+		first.waitFor(10)
+		if gaps := first.gapReasons(); len(gaps) != 0 {
+			t.Errorf("gaps %v at a first start", gaps)
+		}
+	})
+}
+
 // TestB26_SlotDroppedWhileStandingBy: another replica held the slot for a while, so
 // that this one may not trust what it remembers of it, and then it is dropped.
 func TestB26_SlotDroppedWhileStandingBy(t *testing.T) {

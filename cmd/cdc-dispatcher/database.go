@@ -142,11 +142,16 @@ func (d *database) migrator() (*migrate.Migrator, error) {
 func (d *database) reader(owner string, log *slog.Logger) (cdc.Source, error) {
 	s := d.source
 	if d.my == nil {
+		st, err := postgres.New(d.pg, postgres.Config{Schema: s.Schema, Table: s.Table, Logger: log})
+		if err != nil {
+			return nil, err
+		}
 		return wal.New(wal.Config{
 			DSN: s.LogDSN(), Password: s.Password,
 			Slot: s.Postgres.Slot, Publication: s.Postgres.Publication,
 			Tables: []wal.Table{{Schema: s.Table.Schema, Name: s.Table.Name}},
 			Create: s.Postgres.Create, Failover: s.Postgres.Failover,
+			Recall: func(ctx context.Context) (cdc.Position, error) { return st.Position(ctx, s.Name) },
 			Logger: log,
 		})
 	}

@@ -2,8 +2,11 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 )
@@ -69,9 +72,22 @@ const recordSourceSQL = `
 INSERT INTO {sources} AS s (name, owner, mode, detail, position, updated_date)
 VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, {now})
 ON CONFLICT (name) DO UPDATE SET
-    owner = EXCLUDED.owner, mode = EXCLUDED.mode, detail = EXCLUDED.detail, position = EXCLUDED.position,
+    owner = EXCLUDED.owner, mode = EXCLUDED.mode, detail = EXCLUDED.detail,
+    position = CASE WHEN EXCLUDED.position = '' AND EXCLUDED.mode <> 'polling' THEN s.position ELSE EXCLUDED.position END,
     updated_date = EXCLUDED.updated_date
 WHERE $6::boolean OR s.owner IN (EXCLUDED.owner, '')`
+
+// Position returns the position of a source as last recorded, empty when there is none: the source was never read from a
+// log, or is polled. A process that has not confirmed anything yet does not erase it.
+func (s *Store) Position(ctx context.Context, source string) (position cdc.Position, err error) {
+	err = s.queryRow(ctx, s.sql.position, clean(source)).Scan(&position)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("look up the position of source %s: %w", source, err)
+	}
+	return position, nil
+}
+
+const positionSQL = `SELECT s.position FROM {sources} AS s WHERE s.name = $1::text`
 
 // RecordSource stores what a source is doing, so that it can be seen from outside the process. A
 // process that only stands by does not overwrite what the one that reads has to say.

@@ -95,6 +95,7 @@ type statements struct {
 	syncHandlers, others                        string
 	orphans, block, stuck, revive, far, shorten string
 	recordGap, closeGaps, recordSource, looked  string
+	position                                    string
 	// lookFrom is a part of the statements about the event table.
 	lookFrom string
 }
@@ -134,6 +135,7 @@ func render(schemaName, now string) statements {
 		recordGap:    x.Replace(recordGapSQL),
 		closeGaps:    x.Replace(closeGapsSQL),
 		recordSource: x.Replace(recordSourceSQL),
+		position:     x.Replace(positionSQL),
 	}
 }
 

@@ -315,6 +315,33 @@ func TestRefusesConnectionsThatAreNotUTF8(t *testing.T) {
 	})
 }
 
+func TestPositionOutlivesAProcessThatHasNone(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		s := newStore(t, newTestDB(t, major, layouts()[0]).Pool(), schema.Table{})
+		for _, step := range []struct {
+			mode            cdc.Mode
+			confirmed, want cdc.Position
+		}{
+			{cdc.ModeConnecting, "", ""},
+			{cdc.ModeStreaming, "0/3", "0/3"},
+			{cdc.ModeConnecting, "", "0/3"},
+			{cdc.ModeStopped, "", "0/3"},
+			{cdc.ModeStreaming, "0/4", "0/4"},
+			{cdc.ModePolling, "", ""}, // which needs no slot
+		} {
+			if err := s.RecordSource(t.Context(), "main", "one", cdc.Status{Mode: step.mode, Confirmed: step.confirmed}); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := s.Position(t.Context(), "main"); err != nil || got != step.want {
+				t.Errorf("after %q in mode %s: %q, %v, want %q", step.confirmed, step.mode, got, err, step.want)
+			}
+		}
+		if got, err := s.Position(t.Context(), "other"); err != nil || got != "" {
+			t.Errorf("of an unknown source: %q, %v", got, err)
+		}
+	})
+}
+
 func TestCheckSchema(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		db := newTestDB(t, major, layouts()[0])

@@ -65,6 +65,37 @@ func TestGuarantee_SlotDroppedUnderLoad(t *testing.T) {
 	})
 }
 
+// B26: the slot is dropped while no dispatcher runs. The next one records the gap, which it cannot know of by itself, and
+// what was committed meanwhile is delivered from the table.
+func TestB26_SlotDroppedWhileNoDispatcherRuns(t *testing.T) {
+	path := testbed.Build(t)
+	eachPostgres(t, func(t *testing.T, w *world) {
+		r := w.receive()
+		handlers := r.Webhooks("PROCESS", "", "steady", "moody")
+		first := w.run(path, handlers, ``)
+		w.streaming()
+		w.emit(10, "order.placed", `{}`)
+		w.settle()
+		first.stop()
+		if n := w.number(`SELECT count(*) FROM eventlog.gaps`); n != 0 {
+			t.Errorf("%d gaps are recorded after a first start", n)
+		}
+		position := w.text(`SELECT position FROM eventlog.sources`)
+		w.dropSlot()
+		w.emit(10, "order.placed", `{}`)
+		second := w.run(path, handlers, ``)
+		w.streaming()
+		w.settle()
+		w.progress("the gap to be closed", `SELECT count(*) FROM eventlog.gaps WHERE closed_date IS NOT NULL AND reason = 'slot_missing'`, 1)
+		if from := w.text(`SELECT from_position FROM eventlog.gaps`); position == "" || from != position {
+			t.Errorf("the gap begins at %q, want %q", from, position)
+		}
+		second.stop()
+		w.wrecked = append(w.wrecked, "slot dropped while nobody ran")
+		w.verdict()
+	})
+}
+
 // dropSlot ends the session that holds the slot and drops it before it is taken again.
 func (w *world) dropSlot() {
 	w.t.Helper()
