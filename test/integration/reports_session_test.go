@@ -42,7 +42,7 @@ func TestB21_SessionLimitsStopNoDelivery(t *testing.T) {
 		const ours = `SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND backend_type = 'client backend' AND application_name NOT LIKE 'cdc-dispatcher%'`
 		const senderPID = `SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`
 		sender := w.number(senderPID, slotName)
-		for range 5 {
+		for range 3 {
 			w.emit(10, "order.placed", `{}`)
 			w.settle()
 			testdb.WaitFor(t, "a session for statements to be idle", func() bool {
