@@ -208,7 +208,7 @@ func (t *eventTable) markSQL() string {
 	case schema.MarkNone:
 		return ""
 	case schema.MarkBoolean:
-		set, guard = column+" = true", t.ref(t.Mark.Column)+" IS NOT TRUE" // which no partial index fits
+		set, guard = column+" = true", t.pendingByKey()
 	case schema.MarkStatus:
 		typ := "::" + t.columns[t.Mark.Column].typ
 		set = column + " = CASE WHEN b.targets > 0 OR EXISTS (SELECT FROM " + t.deliveries + " d WHERE d.event_id = b.id) THEN " +

@@ -24,9 +24,11 @@ type plan struct {
 	Rows     float64 `json:"Actual Rows"`
 	Loops    float64 `json:"Actual Loops"`
 	Removed  float64 `json:"Rows Removed by Filter"`
-	Hit      int     `json:"Shared Hit Blocks"`
-	Read     int     `json:"Shared Read Blocks"`
-	Plans    []plan  `json:"Plans"`
+	// JoinRemoved is how many pairs of rows a join's condition refused, for one loop.
+	JoinRemoved float64 `json:"Rows Removed by Join Filter"`
+	Hit         int     `json:"Shared Hit Blocks"`
+	Read        int     `json:"Shared Read Blocks"`
+	Plans       []plan  `json:"Plans"`
 }
 
 // read is the most rows that one scan of the relation looked at.
