@@ -123,8 +123,8 @@ func parse() (options, error) {
 	if !slices.ContainsFunc(names, o.only.MatchString) {
 		return o, fmt.Errorf("-only %s matches none of %s", only, strings.Join(names, ", "))
 	}
-	if o.events < 1 || o.rounds < 1 || o.perTx < 1 {
-		return o, errors.New("-events, -rounds and -per-tx must be positive")
+	if min(o.events, o.rounds, o.perTx, o.history, o.backlog, o.bigTx, o.large) < 1 || min(o.seconds, o.impact) < time.Second {
+		return o, errors.New("sizes must be positive, and durations a second at least")
 	}
 	if o.plans && o.profile == "" {
 		return o, errors.New("-plans needs -profile")
