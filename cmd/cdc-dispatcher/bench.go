@@ -65,9 +65,9 @@ handler, and how fast a backlog is drained. It works in a schema (MySQL and Mari
 fresh name, ` + benchPrefix + ` and eight hex digits, and touches no other. Everything is removed at
 the end, also after Ctrl-C or an error; what could not be removed is listed as statements.
 
-The database is that of --dsn, else of the configuration file, else of $DATABASE_URL; the last two keep a
-password out of the list of processes. The user must be allowed to create a schema. Where the log can be read, it is read as "run" would; where it cannot, the
-poller does the work, and the result says why.
+The database is that of --dsn, else of the configuration file, else of $DATABASE_URL; the last two keep
+a password out of the list of processes. The user must be allowed to create a schema. Where the log can
+be read, it is read as "run" would; where it cannot, the poller does the work, and the result says why.
 
 What the server has to bear, with the defaults for about half a minute:
   22,000 event rows and as many deliveries, every event a transaction of its own or with nine others;

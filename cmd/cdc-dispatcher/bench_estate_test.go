@@ -204,7 +204,7 @@ func TestBench_WithoutALog(t *testing.T) {
 				t.Fatalf("%v\n%s", r.err, r.words)
 			}
 			got := r.result
-			if got.Mode != "poll" || got.EventsViaLog != 0 || got.EventsViaPoller != 600 || got.Lost != 0 || got.Duplicates != 0 {
+			if got.Mode != "poll" || got.EventsViaLog != 0 || got.EventsViaPoller != 700 || got.Lost != 0 || got.Duplicates != 0 {
 				t.Errorf("result %+v", got)
 			}
 			if !slices.ContainsFunc([]string{"CD2201 ", "CD2402 "}, func(code string) bool { return strings.HasPrefix(got.Reason, code) }) ||

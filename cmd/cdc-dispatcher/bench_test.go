@@ -20,7 +20,7 @@ import (
 
 // smallBench is a bench of a second, which waits for no backlog to grow old.
 func smallBench(dsn string) benchOptions {
-	o := benchOptions{dsn: dsn, events: 400, rate: 100, length: time.Second, limits: defaultBenchLimits()}
+	o := benchOptions{dsn: dsn, events: 400, rate: 200, length: time.Second, limits: defaultBenchLimits()}
 	o.limits.backlogAge = 0
 	return o
 }
@@ -125,13 +125,13 @@ func TestBench_LeavesTheServerAsItWas(t *testing.T) {
 		if got.Mode != "log" || got.Reason != "" || got.EventsViaLog == 0 || !strings.HasPrefix(got.Server, e.kind+" ") || !strings.HasPrefix(got.Schema, benchPrefix) {
 			t.Errorf("mode %q (%s), %d events via the log, server %q, schema %q", got.Mode, got.Reason, got.EventsViaLog, got.Server, got.Schema)
 		}
-		if want := 100 + 100 + 400; got.Events != want || got.Deliveries != want || got.EventsViaLog+got.EventsViaPoller != want {
+		if want := 100 + 200 + 400; got.Events != want || got.Deliveries != want || got.EventsViaLog+got.EventsViaPoller != want {
 			t.Errorf("%d events, %d deliveries, %d + %d arrived, want %d", got.Events, got.Deliveries, got.EventsViaLog, got.EventsViaPoller, want)
 		}
 		if got.Lost != 0 || got.Duplicates != 0 || got.Open != 0 || len(got.Broken) != 0 {
 			t.Errorf("lost %d, duplicates %d, open %d, broken %q", got.Lost, got.Duplicates, got.Open, got.Broken)
 		}
-		if l := got.Latency; l.Events != 100 || l.Offered != 100 || l.PerSecond <= 0 || l.P50 <= 0 || l.P99 < l.P50 || l.Max < l.P99 {
+		if l := got.Latency; l.Events != 200 || l.Offered != 200 || l.PerSecond <= 0 || l.P50 <= 0 || l.P99 < l.P50 || l.Max < l.P99 {
 			t.Errorf("latency %+v", l)
 		}
 		if d := got.Drain; d.Events != 400 || d.Seconds <= 0 || d.PerSecond <= 0 {
@@ -226,8 +226,8 @@ func TestBench_LedgerIsCounted(t *testing.T) {
 		r := runBench(t.Context(), smallBench(e.dsn), "drain: starting", func() {
 			e.exec("DELETE FROM " + e.scratchName() + ".event_notifications")
 		})
-		if r.exit != exitFailed || r.result.Lost != 200 || !strings.Contains(r.words, "error CD5006: the ledger does not balance: lost") {
-			t.Errorf("exit code %d, lost %d, want 200\n%s", r.exit, r.result.Lost, r.words)
+		if r.exit != exitFailed || r.result.Lost != 300 || !strings.Contains(r.words, "error CD5006: the ledger does not balance: lost") {
+			t.Errorf("exit code %d, lost %d, want 300\n%s", r.exit, r.result.Lost, r.words)
 		}
 		e.unchanged(t, before)
 	})

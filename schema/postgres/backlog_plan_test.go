@@ -30,6 +30,12 @@ func TestFanOutOfABacklogAfterQuietTimes(t *testing.T) {
 			FROM generate_series(1, %[3]d) n, (SELECT timestamp '2031-05-17' AS d) d`,
 		`INSERT INTO "Shop's"."Event ""Log""" ("Id", type, at, status)
 			SELECT md5('%[1]s' || n)::uuid, 'a', '2031-05-17', (CASE WHEN %[2]v THEN 'DISPATCHED' ELSE 'PENDING' END)::"Shop's".status FROM generate_series(1, %[3]d) n`,
+		`INSERT INTO public.outboxevent (id, type, payload, occurred_at)
+			SELECT md5('%[1]s' || n)::uuid, 'a', '{}', '2031-05-17' FROM generate_series(1, %[3]d) n;
+		INSERT INTO eventlog.event_notifications (id, event_id, handler_name, namespace, action_id, action_name, action_params, started_date,
+			completion_date, event_type, event_date, state, next_retry_at, created_date, updated_date)
+			SELECT id, id, 'h', '', id, '', '{}', d, d, 'a', d, 'SUCCEEDED', d, d, d
+			FROM (SELECT id, occurred_at AS d FROM public.outboxevent) e WHERE %[2]v`,
 	} {
 		l := layouts()[i]
 		t.Run(l.name, func(t *testing.T) {
