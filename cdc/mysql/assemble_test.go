@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 )
 
 // script feeds the assembler lines of a small language and writes down what it hands
@@ -70,7 +71,7 @@ func newScript(t rapid.TB, start place) *script {
 func show(tx cdc.Transaction) string {
 	var parts []string
 	for _, r := range tx.Records {
-		parts = append(parts, text(r, "id"))
+		parts = append(parts, cdctest.Text(r, "id"))
 	}
 	line := "[" + strings.Join(parts, " ") + "]"
 	if tx.Partial {
@@ -448,7 +449,7 @@ func TestM4_CrashAtEveryEvent(t *testing.T) {
 			emit := s.a.emit
 			s.a.emit = func(tx cdc.Transaction) error {
 				for _, r := range tx.Records {
-					seen[text(r, "id")] = true
+					seen[cdctest.Text(r, "id")] = true
 				}
 				if tx.Position != "" {
 					at = parsed(t, string(tx.Position))

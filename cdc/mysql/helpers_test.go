@@ -1,33 +1,22 @@
 package mysql
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
-	"flag"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	// Most of these tests wait for a server, so more of them than there are
-	// processors can run at once.
-	if explicit := flag.Lookup("test.parallel"); explicit.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		if err := flag.Set("test.parallel", "6"); err != nil {
-			panic(err)
-		}
-	}
+	cdctest.Crowd()
 	testdb.Main(m)
 }
 
@@ -58,30 +47,18 @@ func configOf(db *testdb.MyDB) Config { return testConfig(db.DSN(), db.Name()) }
 
 // reader runs a Source and keeps account of what it hands over.
 type reader struct {
+	*cdctest.Reader
 	t    *testing.T
 	src  *Source
 	bank *bank
-	log  *logBuffer
-	out  chan cdc.Transaction
-	stop func() // ends the reader and the consumer, and waits
-
-	mu      sync.Mutex
-	counts  map[string]int // by id
-	ids     []string       // in order of arrival
-	records []cdc.Record
-	txs     []cdc.Transaction // without records
-	noAck   bool
-	limit   int // the consumer stops for good after so many rows; 0 means never
-	runErr  error
-	ended   bool
 }
 
-// start runs a reader until the test ends or stop is called.
+// start runs a reader until the test ends or Stop is called.
 func start(t *testing.T, cfg Config, options ...func(*reader)) *reader {
 	t.Helper()
-	r := &reader{t: t, log: new(logBuffer), out: make(chan cdc.Transaction), counts: map[string]int{}}
+	r := &reader{Reader: cdctest.NewReader(t), t: t}
 	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		cfg.Logger = slog.New(slog.NewTextHandler(r.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	r.bank, _ = cfg.Keeper.(*bank)
 	src, err := New(cfg)
@@ -104,209 +81,29 @@ func streaming(t *testing.T, cfg Config, options ...func(*reader)) *reader {
 	return r
 }
 
-// run starts Run and the consumer, also a second time after stop.
-func (r *reader) run() {
-	ctx, cancel := context.WithCancel(context.Background())
-	r.mu.Lock()
-	r.ended, r.runErr = false, nil
-	r.mu.Unlock()
-	var group sync.WaitGroup
-	group.Go(func() {
-		err := r.src.Run(ctx, r.out)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.runErr, r.ended = err, true
-	})
-	group.Go(func() { r.consume(ctx) })
-	var once sync.Once
-	r.stop = func() {
-		once.Do(func() {
-			cancel()
-			group.Wait()
-		})
-	}
-	r.t.Cleanup(r.stop)
-	r.t.Cleanup(func() {
-		if r.t.Failed() {
-			r.t.Logf("log of the reader:\n%s", r.log.String())
-		}
-	})
-}
+// run starts Run and the consumer, also a second time after Stop.
+func (r *reader) run() { r.Run(r.src) }
 
-func (r *reader) consume(ctx context.Context) {
-	for {
-		r.mu.Lock()
-		full := r.limit > 0 && len(r.ids) >= r.limit
-		r.mu.Unlock()
-		if full {
-			<-ctx.Done()
-			return
-		}
-		select {
-		case tx := <-r.out:
-			r.account(tx)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (r *reader) account(tx cdc.Transaction) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, record := range tx.Records {
-		id := text(record, "id")
-		r.counts[id]++
-		r.ids = append(r.ids, id)
-		if len(r.records) < 10000 {
-			r.records = append(r.records, record)
-		}
-	}
-	if !r.noAck {
-		r.src.Ack(tx.Position)
-	}
-	tx.Records = nil
-	r.txs = append(r.txs, tx)
-}
-
-func text(r cdc.Record, column string) string {
-	v, ok := r.Value(column)
-	switch {
-	case !ok:
-		return "absent"
-	case v.Null:
-		return "null"
-	}
-	return string(v.Data)
-}
-
-func noAck(r *reader) { r.noAck = true }
+func noAck(r *reader) { r.Ack(false) }
 
 // upTo makes the consumer stop for good after n rows.
-func upTo(n int) func(*reader) { return func(r *reader) { r.limit = n } }
-
-// distinct is how many different ids arrived.
-func (r *reader) distinct() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.counts)
-}
-
-func (r *reader) count(id string) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.counts[id]
-}
-
-func (r *reader) arrived() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.ids)
-}
-
-func (r *reader) record(id string) cdc.Record {
-	r.t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, record := range r.records {
-		if text(record, "id") == id {
-			return record
-		}
-	}
-	r.t.Fatalf("row %s did not arrive", id)
-	return cdc.Record{}
-}
-
-// transactions are those that arrived, without their records.
-func (r *reader) transactions() []cdc.Transaction {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.txs)
-}
-
-func (r *reader) gaps() []string {
-	reasons := []string{}
-	for _, tx := range r.transactions() {
-		if tx.Gap != nil {
-			reasons = append(reasons, tx.Gap.Reason)
-		}
-	}
-	return reasons
-}
-
-func (r *reader) sweeps() []string {
-	reasons := []string{}
-	for _, tx := range r.transactions() {
-		if tx.Sweep != "" {
-			reasons = append(reasons, tx.Sweep)
-		}
-	}
-	return reasons
-}
-
-func (r *reader) waitGap(reason string) {
-	r.t.Helper()
-	r.wait("a gap "+reason, func() bool { return slices.Contains(r.gaps(), reason) })
-}
+func upTo(n int) func(*reader) { return func(r *reader) { r.Limit(n) } }
 
 func (r *reader) waitSweep(reason string) {
 	r.t.Helper()
-	r.wait("a sweep "+reason, func() bool { return slices.Contains(r.sweeps(), reason) })
-}
-
-// wait waits for a condition, and fails at once when Run has ended.
-func (r *reader) wait(what string, condition func() bool) {
-	r.t.Helper()
-	testdb.WaitFor(r.t, what, func() bool {
-		if condition() {
-			return true
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.ended {
-			r.t.Fatalf("Run ended with %v while waiting for %s", r.runErr, what)
-		}
-		return false
-	})
-}
-
-// waitFor waits until n different ids arrived.
-func (r *reader) waitFor(n int) {
-	r.t.Helper()
-	r.wait(fmt.Sprintf("%d events", n), func() bool { return r.distinct() >= n })
+	r.Wait("a sweep "+reason, func() bool { return slices.Contains(r.Sweeps(), reason) })
 }
 
 func (r *reader) waitStreaming() {
 	r.t.Helper()
-	r.wait("the reader to stream", func() bool {
-		mode := r.src.Status().Mode
-		return mode == cdc.ModeStreaming || mode == cdc.ModeCatchingUp
-	})
-}
-
-func (r *reader) waitMode(mode cdc.Mode) {
-	r.t.Helper()
-	r.wait("mode "+string(mode), func() bool { return r.src.Status().Mode == mode })
-}
-
-// failed waits until Run returns and gives its error.
-func (r *reader) failed() error {
-	r.t.Helper()
-	testdb.WaitFor(r.t, "the end of Run", func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.ended
-	})
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.runErr
+	r.WaitMode(cdc.ModeStreaming, cdc.ModeCatchingUp)
 }
 
 // ends stops the reader as a process does that shuts down, and checks how it ends.
 func (r *reader) ends() {
 	r.t.Helper()
-	r.stop()
-	if err := r.failed(); err != nil {
+	r.Stop()
+	if err := r.Failed(); err != nil {
 		r.t.Errorf("Run returned %v after its context ended, want nil", err)
 	}
 }
@@ -314,37 +111,15 @@ func (r *reader) ends() {
 // onceEach checks that exactly the ids from until until, exclusive, arrived, each once.
 func (r *reader) onceEach(from, until int) {
 	r.t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	for i := from; i < until; i++ {
-		if n := r.counts[fmt.Sprint(i)]; n != 1 {
+		if n := r.Count(fmt.Sprint(i)); n != 1 {
 			r.t.Errorf("row %d arrived %d times", i, n)
 		}
 	}
-	if len(r.counts) != until-from {
-		r.t.Errorf("%d different rows arrived, want %d", len(r.counts), until-from)
+	if n := r.Distinct(); n != until-from {
+		r.t.Errorf("%d different rows arrived, want %d", n, until-from)
 	}
 }
-
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) count(text string) int { return strings.Count(b.String(), text) }
 
 // insert makes rows with the ids from until until, exclusive, in one statement.
 func insert(from, until int) string {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 )
 
 func TestJudge(t *testing.T) {
@@ -255,7 +256,7 @@ func TestM36_LayoutFromTheCatalog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := []string{text(record, "id"), text(record, "key"), text(record, "payload")}
+	got := []string{cdctest.Text(record, "id"), cdctest.Text(record, "key"), cdctest.Text(record, "payload")}
 	if diff := cmp.Diff([]string{"18446744073709551615", "01000000-0000-0000-0000-000000000000", "p"}, got); diff != "" {
 		t.Error(diff)
 	}

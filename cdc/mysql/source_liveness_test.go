@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
@@ -21,14 +22,14 @@ func TestM41_Blackhole(t *testing.T) {
 		cfg.ReadTimeout, cfg.ConnectTimeout = 3*cfg.Heartbeat, 5*time.Second
 		r := streaming(t, cfg)
 		db.Exec(insert(1, 2))
-		r.waitFor(1)
+		r.WaitFor(1)
 		before := r.src.Status().Reconnects
 		proxy.Blackhole()
 		db.Exec(insert(2, 3))
-		r.wait("the silence to be noticed", func() bool { return r.src.Status().Reconnects > before })
+		r.Wait("the silence to be noticed", func() bool { return r.src.Status().Reconnects > before })
 		proxy.Heal()
-		r.waitFor(2)
-		if gaps := r.gaps(); len(gaps) != 0 {
+		r.WaitFor(2)
+		if gaps := r.Gaps(); len(gaps) != 0 {
 			t.Errorf("gaps %v", gaps)
 		}
 	})
@@ -43,7 +44,7 @@ func TestM42_Idle(t *testing.T) {
 		r := streaming(t, cfg)
 		var beats int
 		last := time.Time{}
-		r.wait("five signs of life from an idle server", func() bool {
+		r.Wait("five signs of life from an idle server", func() bool {
 			if at := r.src.Status().LastByte; at.After(last) {
 				last = at
 				beats++
@@ -65,18 +66,18 @@ func TestM43_KillTheDump(t *testing.T) {
 		s.setUp()
 		r := streaming(t, s.config())
 		s.insert(1, 2)
-		r.waitFor(1)
+		r.WaitFor(1)
 		ids := dumps(t, s.pool)
 		if len(ids) != 1 {
 			t.Fatalf("dumps %v, want one", ids)
 		}
 		s.exec(fmt.Sprintf("KILL %d", ids[0]))
-		r.wait("a new dump", func() bool {
+		r.Wait("a new dump", func() bool {
 			now := dumps(t, s.pool)
 			return len(now) == 1 && now[0] != ids[0] && r.src.Status().Mode == cdc.ModeStreaming
 		})
 		s.insert(2, 3)
-		r.waitFor(2)
+		r.WaitFor(2)
 		r.onceEach(1, 3)
 
 		// 45: stop while the server answers nothing.
@@ -89,7 +90,7 @@ func TestM43_KillTheDump(t *testing.T) {
 		}
 		again := streaming(t, s.config2(r.bank))
 		s.insert(3, 4)
-		again.wait("the row after it", func() bool { return again.count("3") == 1 })
+		again.Wait("the row after it", func() bool { return again.Count("3") == 1 })
 
 		// 46: another reader with the same server id. MariaDB lets one evict the other; MySQL
 		// tells readers apart by a UUID.
@@ -102,14 +103,14 @@ func TestM43_KillTheDump(t *testing.T) {
 		for i := range 20 {
 			s.insert(100+i, 101+i)
 		}
-		one.waitFor(20)
-		two.waitFor(20)
+		one.WaitFor(20)
+		two.WaitFor(20)
 		if kind.IsMariaDB() {
 			testdb.WaitFor(t, "a clear message", func() bool {
-				return strings.Contains(one.log.String()+two.log.String(), "another replica or reader uses the same server id")
+				return strings.Contains(one.Log.String()+two.Log.String(), "another replica or reader uses the same server id")
 			})
 			// The pause grows although each life made progress.
-			one.wait("no tight loop", func() bool { return one.src.Status().Reconnects+two.src.Status().Reconnects >= 6 })
+			one.Wait("no tight loop", func() bool { return one.src.Status().Reconnects+two.src.Status().Reconnects >= 6 })
 			one.ends()
 			two.ends()
 			if one.src.attempts+two.src.attempts < 6 {
@@ -133,17 +134,17 @@ func TestStandbyTakesOver(t *testing.T) {
 		cfg.Keeper = keeper
 		one := streaming(t, cfg)
 		two := start(t, cfg)
-		two.waitMode(cdc.ModeStandby)
+		two.WaitMode(cdc.ModeStandby)
 		if detail := two.src.Status().Detail; !strings.Contains(detail, "somebody else") {
 			t.Errorf("detail %q", detail)
 		}
 		db.Exec(insert(1, 3))
-		one.waitFor(2)
+		one.WaitFor(2)
 		one.ends()
 		db.Exec(insert(3, 5))
-		two.waitFor(2)
+		two.WaitFor(2)
 		two.onceEach(3, 5)
-		for _, tx := range two.transactions() {
+		for _, tx := range two.Transactions() {
 			if tx.Epoch != 2 {
 				t.Errorf("epoch %d, want 2", tx.Epoch)
 			}
@@ -160,14 +161,14 @@ func TestTenureLost(t *testing.T) {
 		cfg.Keeper = keeper
 		r := streaming(t, cfg, noAck)
 		db.Exec(insert(1, 2))
-		r.waitFor(1)
+		r.WaitFor(1)
 		keeper.depose()
-		r.wait("the row under the next epoch", func() bool {
-			txs := r.transactions()
-			return txs[len(txs)-1].Epoch == 2 && r.count("1") == 2
+		r.Wait("the row under the next epoch", func() bool {
+			txs := r.Transactions()
+			return txs[len(txs)-1].Epoch == 2 && r.Count("1") == 2
 		})
 		keeper.break_(errors.New("the database of the keeper is away"))
-		r.wait("a stop", func() bool { return r.src.Status().Mode != cdc.ModeStreaming })
+		r.Wait("a stop", func() bool { return r.src.Status().Mode != cdc.ModeStreaming })
 		keeper.break_(nil)
 		r.waitStreaming()
 		r.ends()
@@ -187,13 +188,13 @@ func TestM44_Large(t *testing.T) {
 			" UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9",
 			"INSERT INTO events SELECT a.d + 10*b.d + 100*c.d + 1000*e.d, repeat('x', 100) FROM digits a, digits b, digits c, digits e",
 			"INSERT INTO events SELECT 20000 + d, repeat('y', 4000000) FROM digits")
-		r.waitFor(10010)
-		for _, tx := range r.transactions() {
+		r.WaitFor(10010)
+		for _, tx := range r.Transactions() {
 			if tx.Gap != nil || tx.Sweep != "" {
 				t.Errorf("gap %v, sweep %q", tx.Gap, tx.Sweep)
 			}
 		}
-		if got := text(r.record("0"), "payload"); got != strings.Repeat("x", 100) {
+		if got := cdctest.Text(r.Record("0"), "payload"); got != strings.Repeat("x", 100) {
 			t.Errorf("payload %q", got)
 		}
 	})

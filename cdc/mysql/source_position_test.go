@@ -28,11 +28,11 @@ func TestLogOfOneServer(t *testing.T) {
 		t.Run("M17 a fresh server has no position yet", func(t *testing.T) {
 			r := streaming(t, cfg)
 			from, until := insertSome(1)
-			r.waitFor(until - from)
+			r.WaitFor(until - from)
 			r.ends()
 			again := streaming(t, cfg)
 			from, until = insertSome(1)
-			again.waitFor(until - from)
+			again.WaitFor(until - from)
 			again.onceEach(from, until)
 			again.ends()
 		})
@@ -41,10 +41,10 @@ func TestLogOfOneServer(t *testing.T) {
 			for range 2 {
 				r := streaming(t, cfg)
 				from, until := insertSome(3)
-				r.waitFor(until - from)
+				r.WaitFor(until - from)
 				r.onceEach(from, until)
 				r.ends()
-				if gaps := r.gaps(); len(gaps) != 0 {
+				if gaps := r.Gaps(); len(gaps) != 0 {
 					t.Errorf("gaps %v", gaps)
 				}
 			}
@@ -55,22 +55,22 @@ func TestLogOfOneServer(t *testing.T) {
 			s.purge()
 			insertSome(5) // after the purge, before the start: the sweep's as well
 			r := streaming(t, cfg)
-			r.waitGap(gapPurged)
-			gap := r.transactions()[0].Gap
+			r.WaitGap(gapPurged)
+			gap := r.Transactions()[0].Gap
 			if gap == nil || gap.From != kept || gap.To == "" || gap.To == kept {
 				t.Fatalf("gap %+v, want one from %s", gap, kept)
 			}
-			r.wait("the place after it to be saved although nothing follows", func() bool { return r.bank.kept() == gap.To })
+			r.Wait("the place after it to be saved although nothing follows", func() bool { return r.bank.kept() == gap.To })
 			from, until := insertSome(3)
-			r.waitFor(3)
+			r.WaitFor(3)
 			r.onceEach(from, until)
 			r.ends()
-			if gaps := r.gaps(); len(gaps) != 1 {
+			if gaps := r.Gaps(); len(gaps) != 1 {
 				t.Errorf("gaps %v, want one", gaps)
 			}
 			again := streaming(t, cfg)
 			from, until = insertSome(1)
-			again.waitFor(1)
+			again.WaitFor(1)
 			again.onceEach(from, until)
 			again.ends()
 		})
@@ -78,10 +78,10 @@ func TestLogOfOneServer(t *testing.T) {
 			insertSome(1)
 			s.purge()
 			r := streaming(t, cfg, noAck)
-			r.waitGap(gapPurged)
+			r.WaitGap(gapPurged)
 			r.ends()
 			again := streaming(t, cfg)
-			again.waitGap(gapPurged)
+			again.WaitGap(gapPurged)
 			again.ends()
 		})
 		t.Run("our own writes move no saved position", func(t *testing.T) {
@@ -89,8 +89,8 @@ func TestLogOfOneServer(t *testing.T) {
 			quiet.exec("SET sql_log_bin = 0", "CREATE TABLE app.deliveries (id int PRIMARY KEY)", "SET sql_log_bin = 1")
 			r := streaming(t, cfg)
 			insertSome(1)
-			r.waitFor(1)
-			r.wait("what was acknowledged to be saved", func() bool { return r.bank.kept() == r.transactions()[0].Position })
+			r.WaitFor(1)
+			r.Wait("what was acknowledged to be saved", func() bool { return r.bank.kept() == r.Transactions()[0].Position })
 			saves := r.bank.countSaves()
 			for i := range 20 {
 				s.exec(fmt.Sprintf("INSERT INTO app.deliveries VALUES (%d)", i), "UPDATE app.events SET payload = concat(payload, 'x')")
@@ -104,7 +104,7 @@ func TestLogOfOneServer(t *testing.T) {
 		t.Run("the server crashes and comes back", func(t *testing.T) {
 			r := streaming(t, cfg)
 			from, _ := insertSome(3)
-			r.waitFor(3)
+			r.WaitFor(3)
 			if err := s.Kill(); err != nil {
 				t.Fatal(err)
 			}
@@ -112,7 +112,7 @@ func TestLogOfOneServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, until := insertSome(3)
-			r.waitFor(6)
+			r.WaitFor(6)
 			r.onceEach(from, until)
 			r.ends()
 		})
@@ -120,17 +120,17 @@ func TestLogOfOneServer(t *testing.T) {
 			t.Run("M19 another server id in the same domain", func(t *testing.T) {
 				r := streaming(t, cfg)
 				from, _ := insertSome(1)
-				r.waitFor(1)
+				r.WaitFor(1)
 				s.exec("SET GLOBAL server_id = 4711")
 				insertSome(1)
-				r.waitFor(2)
+				r.WaitFor(2)
 				r.ends()
 				if got := string(cfg.Keeper.(*bank).kept()); strings.Count(got, "0-") != 1 || !strings.Contains(got, "-4711-") {
 					t.Errorf("position %s, want one entry of the new server", got)
 				}
 				again := streaming(t, cfg)
 				_, until := insertSome(1)
-				again.waitFor(1)
+				again.WaitFor(1)
 				again.onceEach(until-1, until)
 				again.ends()
 				_ = from
@@ -139,7 +139,7 @@ func TestLogOfOneServer(t *testing.T) {
 				conn := newSession(t, s.pool)
 				conn.exec("USE app", "SET gtid_domain_id = 7", insert(next, next+1))
 				r := streaming(t, cfg)
-				r.waitFor(1)
+				r.WaitFor(1)
 				r.onceEach(next, next+1)
 				next++
 				r.ends()
@@ -148,9 +148,9 @@ func TestLogOfOneServer(t *testing.T) {
 			t.Run("M15 purged transactions of another server", func(t *testing.T) {
 				r := streaming(t, cfg)
 				s.exec("RESET BINARY LOGS AND GTIDS", "SET GLOBAL gtid_purged = '11111111-2222-3333-4444-555555555555:1-100'")
-				r.waitGap(gapAhead)
+				r.WaitGap(gapAhead)
 				from, until := insertSome(2)
-				r.waitFor(2)
+				r.WaitFor(2)
 				r.onceEach(from, until)
 				r.ends()
 				if got := string(cfg.Keeper.(*bank).kept()); !strings.Contains(got, "11111111-2222-3333-4444-555555555555:1-100") {
@@ -167,9 +167,9 @@ func TestLogOfOneServer(t *testing.T) {
 			cfg := cfg
 			cfg.Keeper = b
 			r := streaming(t, cfg)
-			r.waitGap(gapAhead)
+			r.WaitGap(gapAhead)
 			from, until := insertSome(2)
-			r.waitFor(2)
+			r.WaitFor(2)
 			r.onceEach(from, until)
 			r.ends()
 		})
@@ -187,11 +187,11 @@ func TestLogOfOneServer(t *testing.T) {
 				cfg := cfg
 				cfg.Keeper = &bank{position: string(at.position())}
 				r := start(t, cfg)
-				r.wait("a gap", func() bool { return len(r.gaps()) > 0 })
-				t.Logf("gap %+v", r.transactions()[0].Gap)
+				r.Wait("a gap", func() bool { return len(r.Gaps()) > 0 })
+				t.Logf("gap %+v", r.Transactions()[0].Gap)
 				from, until := insertSome(1)
-				r.waitFor(1)
-				r.wait("the row", func() bool { return r.count(fmt.Sprint(from)) == 1 })
+				r.WaitFor(1)
+				r.Wait("the row", func() bool { return r.Count(fmt.Sprint(from)) == 1 })
 				_ = until
 				r.ends()
 			})
@@ -209,7 +209,7 @@ func TestFileMode(t *testing.T) {
 		for i := range 3 {
 			r := streaming(t, cfg)
 			s.insert(i, i+1)
-			r.waitFor(1)
+			r.WaitFor(1)
 			r.onceEach(i, i+1)
 			r.ends()
 		}
@@ -221,11 +221,11 @@ func TestFileMode(t *testing.T) {
 		conn := newSession(t, s.pool)
 		r := streaming(t, cfg)
 		conn.exec("USE app", "SET SESSION binlog_transaction_compression = ON", insert(10, 40))
-		r.waitFor(30)
+		r.WaitFor(30)
 		r.ends()
 		again := streaming(t, cfg)
 		conn.exec(insert(40, 50))
-		again.waitFor(10)
+		again.WaitFor(10)
 		again.onceEach(40, 50)
 		again.ends()
 	})
@@ -241,17 +241,17 @@ func TestFileMode(t *testing.T) {
 			}
 			return file
 		}()
-		r.wait("the saved position to follow the files", func() bool { return strings.Contains(string(r.bank.kept()), "/"+file+":") })
-		r.wait("no lag", func() bool { return r.src.Status().LagBytes == 0 && r.src.Status().Mode == cdc.ModeStreaming })
+		r.Wait("the saved position to follow the files", func() bool { return strings.Contains(string(r.bank.kept()), "/"+file+":") })
+		r.Wait("no lag", func() bool { return r.src.Status().LagBytes == 0 && r.src.Status().Mode == cdc.ModeStreaming })
 		r.ends()
 	})
 	t.Run("purged", func(t *testing.T) {
 		s.insert(60, 61)
 		s.purge()
 		r := streaming(t, cfg)
-		r.waitGap(gapPurged)
+		r.WaitGap(gapPurged)
 		s.insert(61, 62)
-		r.waitFor(1)
+		r.WaitFor(1)
 		r.onceEach(61, 62)
 		r.ends()
 	})
@@ -264,9 +264,9 @@ func TestFileMode(t *testing.T) {
 		cfg := cfg
 		cfg.Keeper = &bank{position: string(at.position())}
 		r := streaming(t, cfg)
-		r.waitGap(gapServerChanged)
+		r.WaitGap(gapServerChanged)
 		s.insert(70, 71)
-		r.waitFor(1)
+		r.WaitFor(1)
 		r.onceEach(70, 71)
 		r.ends()
 	})
@@ -280,14 +280,14 @@ func TestFileMode(t *testing.T) {
 			if mode == "ON" {
 				want = modeGTID
 			}
-			r.wait("positions of "+string(want)+" under "+mode, func() bool {
+			r.Wait("positions of "+string(want)+" under "+mode, func() bool {
 				return strings.HasPrefix(string(r.src.Status().ServerEnd), string(want)+":") && r.src.Status().Mode == cdc.ModeStreaming
 			})
 			s.insert(n, n+1)
-			r.wait("the row under "+mode, func() bool { return r.count(fmt.Sprint(n)) == 1 })
+			r.Wait("the row under "+mode, func() bool { return r.Count(fmt.Sprint(n)) == 1 })
 			n++
 		}
-		if gaps := r.gaps(); len(gaps) != 2 || gaps[0] != gapModeChanged || gaps[1] != gapModeChanged {
+		if gaps := r.Gaps(); len(gaps) != 2 || gaps[0] != gapModeChanged || gaps[1] != gapModeChanged {
 			t.Errorf("gaps %v, want one for each switch between files and GTIDs", gaps)
 		}
 		r.ends()

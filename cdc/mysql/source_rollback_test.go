@@ -57,13 +57,13 @@ func rollBack(t *testing.T, cfg Config, open func() *session) {
 				}
 			}
 			s.exec(insert(until, until+1))
-			r.wait("the row after it", func() bool { return r.count(fmt.Sprint(until)) > 0 })
+			r.Wait("the row after it", func() bool { return r.Count(fmt.Sprint(until)) > 0 })
 			want, got := 0, 0
 			if end == "COMMIT" {
 				want = 2 * rows
 			}
 			for i := from; i < until; i++ {
-				got += min(1, r.count(fmt.Sprint(i)))
+				got += min(1, r.Count(fmt.Sprint(i)))
 			}
 			if got != want {
 				t.Errorf("%s, %s: %d rows were handed over, want %d", name, end, got, want)
@@ -91,10 +91,10 @@ func TestStatementThatFailsInsideATransaction(t *testing.T) {
 		}
 		db.Exec("DROP TRIGGER t")
 		s.exec(insert(100, 101))
-		r.wait("the row after it", func() bool { return r.count("100") == 1 })
+		r.Wait("the row after it", func() bool { return r.Count("100") == 1 })
 		for i := range 60 {
 			stays := query[int](t, db.Pool(), "SELECT count(*) FROM "+db.Name()+".events WHERE id = ?", i)
-			if got := r.count(fmt.Sprint(i)); got > stays {
+			if got := r.Count(fmt.Sprint(i)); got > stays {
 				t.Errorf("row %d was handed over and is not in the table", i)
 			}
 		}

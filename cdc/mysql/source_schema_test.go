@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
@@ -103,9 +104,9 @@ func testValues(t *testing.T, kind testdb.Kind, own *ownServer) {
 		s.exec("SET SESSION binlog_transaction_compression = ON", fmt.Sprintf("INSERT INTO events ("+names+") VALUES ("+values+")", 2))
 		want = 2
 	}
-	r.waitFor(want)
+	r.WaitFor(want)
 	for i := 1; i <= want; i++ {
-		record := r.record(fmt.Sprint(i))
+		record := r.Record(fmt.Sprint(i))
 		for _, c := range columns {
 			expression := c.name
 			if c.typ == "binary(16)" {
@@ -138,21 +139,21 @@ func TestM37_M38_M39_Schema(t *testing.T) {
 		cfg := s.config()
 		r := streaming(t, cfg)
 		s.insert(1, 2)
-		r.waitFor(1)
+		r.WaitFor(1)
 		for i, metadata := range []string{"MINIMAL", "FULL", "MINIMAL"} {
 			s.exec("SET GLOBAL binlog_row_metadata = " + metadata)
 			s.insert(10+i, 11+i)
-			r.waitFor(2 + i)
-			if got := text(r.record(fmt.Sprint(10+i)), "payload"); got != fmt.Sprintf("payload %d", 10+i) {
+			r.WaitFor(2 + i)
+			if got := cdctest.Text(r.Record(fmt.Sprint(10+i)), "payload"); got != fmt.Sprintf("payload %d", 10+i) {
 				t.Errorf("under %s: payload %q", metadata, got)
 			}
 		}
 		// 36, 37: columns are found by name also when they are moved, now from the catalog.
 		s.exec("ALTER TABLE app.events ADD COLUMN kind varchar(10) FIRST")
 		s.exec("INSERT INTO app.events (id, payload, kind) VALUES (20, 'twenty', 'k')")
-		r.wait("row 20 or a sweep for it", func() bool { return r.count("20") == 1 || slices.Contains(r.sweeps(), sweepColumns) })
-		if r.count("20") == 1 {
-			if record := r.record("20"); text(record, "payload") != "twenty" || text(record, "kind") != "k" {
+		r.Wait("row 20 or a sweep for it", func() bool { return r.Count("20") == 1 || slices.Contains(r.Sweeps(), sweepColumns) })
+		if r.Count("20") == 1 {
+			if record := r.Record("20"); cdctest.Text(record, "payload") != "twenty" || cdctest.Text(record, "kind") != "k" {
 				t.Error("columns were mixed up")
 			}
 		}
@@ -168,7 +169,7 @@ func TestM37_M38_M39_Schema(t *testing.T) {
 				"UPDATE events SET doc = JSON_SET(doc, '$.b', 3) WHERE id = 40")
 		}
 		s.exec("INSERT INTO app.events (id, payload) VALUES (50, 'fifty')")
-		r.wait("what came after", func() bool { return r.count("50") == 1 })
+		r.Wait("what came after", func() bool { return r.Count("50") == 1 })
 		if n := r.src.Status().Reconnects; n != 0 {
 			t.Errorf("%d reconnects", n)
 		}
@@ -205,7 +206,7 @@ func testProbe(t *testing.T, s *ownServer, cfg Config) {
 	weak.Keeper = &bank{}
 	r := streaming(t, weak)
 	s.exec("INSERT INTO app.events (id) VALUES (60)")
-	r.waitFor(1)
+	r.WaitFor(1)
 	r.ends()
 	weak.DSN = fmt.Sprintf("weak:wrong@tcp(%s:%d)/app", s.Host(), s.Port())
 	refused(t, weak, reasonAuth, "password")
@@ -218,12 +219,12 @@ func testProbe(t *testing.T, s *ownServer, cfg Config) {
 func refused(t *testing.T, cfg Config, reason, hint string) {
 	t.Helper()
 	r := start(t, cfg)
-	err := r.failed()
-	r.stop()
+	err := r.Failed()
+	r.Stop()
 	if !cdc.IsPermanent(err) || reasonOf(err) != reason {
 		t.Fatalf("Run returned %v (%s), want a permanent error with reason %s", err, reasonOf(err), reason)
 	}
-	for _, shown := range []string{err.Error(), r.src.Status().Detail, r.log.String()} {
+	for _, shown := range []string{err.Error(), r.src.Status().Detail, r.Log.String()} {
 		if containsAny(shown, "se-cret", ":wrong@") {
 			t.Errorf("a password is shown: %s", shown)
 		}
@@ -244,8 +245,8 @@ func TestNamesOnAServerWithoutCapitals(t *testing.T) {
 		cfg.Tables = []Table{{"App", "Events"}}
 		r := streaming(t, cfg)
 		s.insert(1, 3)
-		r.waitFor(2)
-		if name := r.record("1").Relation.Name(); name != "App.Events" || r.src.Status().ForeignRows != 0 {
+		r.WaitFor(2)
+		if name := r.Record("1").Relation.Name(); name != "App.Events" || r.src.Status().ForeignRows != 0 {
 			t.Errorf("relation %s, %d foreign rows", name, r.src.Status().ForeignRows)
 		}
 	})

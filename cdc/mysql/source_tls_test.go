@@ -21,7 +21,7 @@ func TestTLSAndPasswords(t *testing.T) {
 			cfg.Password, cfg.Keeper = "se-cret", &bank{}
 			r := streaming(t, cfg)
 			db.Exec(insert(i, i+1))
-			r.waitFor(1)
+			r.WaitFor(1)
 			r.ends()
 		}
 		cfg.DSN = user + "@tcp(" + addr(db) + ")/" + db.Name()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
@@ -25,12 +26,12 @@ func TestM1_DiesInsideATransaction(t *testing.T) {
 		r := streaming(t, cfg, upTo(150))
 		tx := newSession(t, db.Pool())
 		tx.exec("BEGIN", insert(0, 400), insert(400, 600), "COMMIT")
-		r.wait("half of it", func() bool { return len(r.arrived()) >= 150 })
-		r.stop()
+		r.Wait("half of it", func() bool { return len(r.Arrived()) >= 150 })
+		r.Stop()
 		again := start(t, cfg)
-		again.waitFor(600)
+		again.WaitFor(600)
 		again.onceEach(0, 600)
-		if txs := again.transactions(); !txs[0].Partial || txs[len(txs)-1].Partial {
+		if txs := again.Transactions(); !txs[0].Partial || txs[len(txs)-1].Partial {
 			t.Error("the parts of the transaction are not those of a whole one")
 		}
 	})
@@ -45,14 +46,14 @@ func TestM2_SaveWhileATransactionIsHalfRead(t *testing.T) {
 		before := r.bank.kept()
 		saves := r.bank.countSaves()
 		db.Exec("CREATE TABLE other (id int)")
-		r.wait("the position to be saved for somebody else's traffic", func() bool { return r.bank.countSaves() > saves })
+		r.Wait("the position to be saved for somebody else's traffic", func() bool { return r.bank.countSaves() > saves })
 		if r.bank.kept() == before {
 			t.Error("the saved position did not move")
 		}
 		moved := r.bank.kept()
 		db.Exec("INSERT INTO other VALUES (1)")
 		db.Exec(insert(0, 100))
-		r.wait("a part of it", func() bool { return len(r.arrived()) >= 20 })
+		r.Wait("a part of it", func() bool { return len(r.Arrived()) >= 20 })
 		at, err := parsePlace(r.bank.kept())
 		if err != nil {
 			t.Fatal(err)
@@ -60,9 +61,9 @@ func TestM2_SaveWhileATransactionIsHalfRead(t *testing.T) {
 		if last, err := parsePlace(moved); err != nil || !at.contains(last) {
 			t.Errorf("saved %s after %s (%v)", r.bank.kept(), moved, err)
 		}
-		r.stop()
+		r.Stop()
 		again := start(t, cfg)
-		again.waitFor(100)
+		again.WaitFor(100)
 		again.onceEach(0, 100)
 	})
 }
@@ -79,15 +80,15 @@ func TestM3_CutAtRandomOffsets(t *testing.T) {
 		for i := range cuts {
 			before := proxy.BytesForwarded()
 			db.Exec(insert(i*rows, (i+1)*rows))
-			r.wait("some of it on the wire", func() bool { return proxy.BytesForwarded() > before+int64(i*37%900) })
+			r.Wait("some of it on the wire", func() bool { return proxy.BytesForwarded() > before+int64(i*37%900) })
 			proxy.Cut()
 		}
-		r.waitFor(cuts * rows)
-		if gaps := r.gaps(); len(gaps) != 0 {
+		r.WaitFor(cuts * rows)
+		if gaps := r.Gaps(); len(gaps) != 0 {
 			t.Errorf("gaps %v", gaps)
 		}
-		if r.distinct() != cuts*rows {
-			t.Errorf("%d rows, want %d", r.distinct(), cuts*rows)
+		if r.Distinct() != cuts*rows {
+			t.Errorf("%d rows, want %d", r.Distinct(), cuts*rows)
 		}
 	})
 }
@@ -103,26 +104,26 @@ func TestM7_XA(t *testing.T) {
 			s.exec("XA START "+xid, insert(10*i, 10*i+5), "XA END "+xid, "XA PREPARE "+xid)
 			marker := 100 + i
 			db.Exec(insert(marker, marker+1))
-			r.wait("what came after the prepare", func() bool { return r.count(fmt.Sprint(marker)) == 1 })
-			if r.count(fmt.Sprint(10*i)) != 0 {
-				t.Fatalf("rows %v after XA PREPARE", r.arrived())
+			r.Wait("what came after the prepare", func() bool { return r.Count(fmt.Sprint(marker)) == 1 })
+			if r.Count(fmt.Sprint(10*i)) != 0 {
+				t.Fatalf("rows %v after XA PREPARE", r.Arrived())
 			}
-			sweeps := len(r.sweeps())
+			sweeps := len(r.Sweeps())
 			s.exec("XA " + verdict + " " + xid)
 			db.Exec(insert(marker+10, marker+11))
-			r.wait("what came after the verdict", func() bool { return r.count(fmt.Sprint(marker+10)) == 1 })
-			if got := len(r.sweeps()) > sweeps; got != (verdict == "COMMIT") {
-				t.Errorf("XA %s: sweeps %v", verdict, r.sweeps())
+			r.Wait("what came after the verdict", func() bool { return r.Count(fmt.Sprint(marker+10)) == 1 })
+			if got := len(r.Sweeps()) > sweeps; got != (verdict == "COMMIT") {
+				t.Errorf("XA %s: sweeps %v", verdict, r.Sweeps())
 			}
 		}
 		xid := db.XID("one")
 		s := newSession(t, db.Pool())
 		s.exec("XA START "+xid, insert(50, 51), "XA END "+xid)
-		sweeps := len(r.sweeps())
+		sweeps := len(r.Sweeps())
 		s.exec("XA COMMIT " + xid + " ONE PHASE")
-		r.wait("one-phase commit", func() bool { return r.count("50") == 1 || len(r.sweeps()) > sweeps })
+		r.Wait("one-phase commit", func() bool { return r.Count("50") == 1 || len(r.Sweeps()) > sweeps })
 		for _, id := range []string{"0", "10"} {
-			if r.count(id) != 0 {
+			if r.Count(id) != 0 {
 				t.Errorf("row %s of an XA transaction was handed over", id)
 			}
 		}
@@ -138,13 +139,13 @@ func TestM8_CompressedTransaction(t *testing.T) {
 		s := newSession(t, db.Pool())
 		s.exec("SET SESSION binlog_transaction_compression = ON", "BEGIN", insert(0, 500), insert(500, 1000), "COMMIT")
 		s.exec(insert(1000, 1001))
-		r.waitFor(1001)
+		r.WaitFor(1001)
 		r.onceEach(0, 1001)
 		r.ends()
 		again := streaming(t, cfg)
 		s.exec(insert(1001, 1002))
-		again.waitFor(1)
-		if got := again.arrived(); !slices.Equal(got, []string{"1001"}) {
+		again.WaitFor(1)
+		if got := again.Arrived(); !slices.Equal(got, []string{"1001"}) {
 			t.Errorf("after a restart came %v", got)
 		}
 	})
@@ -160,9 +161,9 @@ func TestM10_UnknownQueries(t *testing.T) {
 		db.Exec("CALL p()")
 		db.Exec("ALTER TABLE events ADD COLUMN kind varchar(10), COMMENT 'INSERT INTO events'")
 		db.Exec("INSERT INTO events (id, kind) SELECT 3, 'x' FROM copies")
-		r.waitFor(3)
+		r.WaitFor(3)
 		r.onceEach(1, 4)
-		if sweeps := r.sweeps(); len(sweeps) != 0 {
+		if sweeps := r.Sweeps(); len(sweeps) != 0 {
 			t.Errorf("sweeps %v", sweeps)
 		}
 		if r.src.Status().Reconnects != 0 {
@@ -181,16 +182,16 @@ func TestM26_StatementFormat(t *testing.T) {
 		s.exec("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ", "SET SESSION binlog_format = 'STATEMENT'",
 			"INSERT INTO other VALUES (1, 'about events')", "UPDATE events SET payload = '' WHERE id = 0")
 		db.Exec(insert(1, 2))
-		r.waitFor(1)
-		if sweeps := r.sweeps(); len(sweeps) != 0 {
+		r.WaitFor(1)
+		if sweeps := r.Sweeps(); len(sweeps) != 0 {
 			t.Errorf("sweeps %v for other tables", sweeps)
 		}
 		s.exec(insert(2, 3), insert(3, 4), "INSERT INTO `"+db.Name()+"`.`events` (id) VALUES (4)")
-		r.wait("three sweeps", func() bool { return len(r.sweeps()) == 3 })
-		if got := r.sweeps(); got[0] != sweepStatement {
+		r.Wait("three sweeps", func() bool { return len(r.Sweeps()) == 3 })
+		if got := r.Sweeps(); got[0] != sweepStatement {
 			t.Errorf("sweeps %v", got)
 		}
-		if n := r.log.count("rows were logged as a statement"); n != 1 {
+		if n := r.Log.Count("rows were logged as a statement"); n != 1 {
 			t.Errorf("%d warnings, want one", n)
 		}
 	})
@@ -202,7 +203,7 @@ func TestM27_NotLogged(t *testing.T) {
 		r := streaming(t, configOf(db))
 		s := newSession(t, db.Pool())
 		s.exec("SET sql_log_bin = 0", insert(1, 2), "SET sql_log_bin = 1", insert(2, 3))
-		r.waitFor(1)
+		r.WaitFor(1)
 		r.onceEach(2, 3)
 	})
 }
@@ -220,9 +221,9 @@ func TestM32_MariaDBCompressedRows(t *testing.T) {
 			s.exec("INSERT INTO app.events VALUES (1, '" + long + "')")
 			s.exec("ALTER TABLE app.events ADD COLUMN a_name_that_is_long_enough_to_be_compressed int")
 			s.insert(2, 50)
-			r.waitFor(49)
+			r.WaitFor(49)
 			r.onceEach(1, 50)
-			if got := text(r.record("1"), "payload"); got != long {
+			if got := cdctest.Text(r.Record("1"), "payload"); got != long {
 				t.Errorf("payload of %d bytes, want %d", len(got), len(long))
 			}
 			if unknown := r.src.Status().ForeignRows; unknown != 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/go-mysql-org/go-mysql/replication"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 )
 
 // replay parses packets, each after its length in four bytes, the way a connection does,
@@ -106,7 +107,7 @@ func TestRecordedStreams(t *testing.T) {
 		var ids, payloads []string
 		for _, tx := range out {
 			for _, r := range tx.Records {
-				ids, payloads = append(ids, text(r, "id")), append(payloads, text(r, "payload"))
+				ids, payloads = append(ids, cdctest.Text(r, "id")), append(payloads, cdctest.Text(r, "payload"))
 			}
 		}
 		if got := strings.Join(ids, " ") + "|" + strings.Join(payloads, " "); got != "1 2 3|payload 1 payload 2 payload 3" {

@@ -22,7 +22,7 @@ func TestReadsCommittedRowsInCommitOrder(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		one, two := connect(t, db.DSN()), connect(t, db.DSN())
 		run(t, one, "BEGIN; INSERT INTO events VALUES (1); SAVEPOINT s; INSERT INTO events VALUES (2); ROLLBACK TO s; INSERT INTO events VALUES (3)")
 		run(t, two, "BEGIN; INSERT INTO events VALUES (4)")
@@ -30,15 +30,15 @@ func TestReadsCommittedRowsInCommitOrder(t *testing.T) {
 		db.Exec("BEGIN; INSERT INTO events VALUES (99); ROLLBACK")
 		run(t, two, "COMMIT")
 		run(t, one, "COMMIT")
-		r.waitFor(4)
-		if got := strings.Join(r.arrived(), " "); got != "4 1 3 5" {
+		r.WaitFor(4)
+		if got := strings.Join(r.Arrived(), " "); got != "4 1 3 5" {
 			t.Errorf("arrived %q, want the later begun but earlier committed one first, and nothing rolled back", got)
 		}
 		testdb.WaitFor(t, "the confirmation", func() bool {
-			return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.lastPosition())
+			return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.Last())
 		})
-		r.stop()
-		if err := r.failed(); err != nil {
+		r.Stop()
+		if err := r.Failed(); err != nil {
 			t.Errorf("Run ended with %v, want nil", err)
 		}
 	})
@@ -55,10 +55,10 @@ func TestB1_KeepaliveConfirmsNothingWhileAnEventIsPending(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg, noAck)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 1, 2)
-		r.waitFor(1)
-		commit := point(t, r.lastPosition())
+		r.WaitFor(1)
+		commit := point(t, r.Last())
 		db.Exec("CREATE TABLE noise (x text)")
 		testdb.WaitFor(t, "keepalives beyond the event", func() bool {
 			db.Exec("INSERT INTO noise SELECT repeat('x', 1000) FROM generate_series(1, 100)")
@@ -67,12 +67,12 @@ func TestB1_KeepaliveConfirmsNothingWhileAnEventIsPending(t *testing.T) {
 		if w := sender(t, db.DSN(), cfg.Slot); w.flush >= commit {
 			t.Errorf("confirmed %s, but the event that ends at %s is pending", w.flush, commit)
 		}
-		r.stop() // without an acknowledgement, as if killed
+		r.Stop() // without an acknowledgement, as if killed
 		if got := confirmedLSN(t, db.DSN(), cfg.Slot); got >= commit {
 			t.Errorf("slot at %s, the pending event ends at %s", got, commit)
 		}
 		again := start(t, cfg)
-		again.waitFor(1)
+		again.WaitFor(1)
 		testdb.WaitFor(t, "the confirmation", func() bool { return confirmedLSN(t, db.DSN(), cfg.Slot) >= commit })
 	})
 }
@@ -81,8 +81,8 @@ func TestB2_ConfirmedNeverGoesBack(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
-		r.stop()
+		r.WaitMode(cdc.ModeStreaming)
+		r.Stop()
 		db.Exec("CREATE TABLE noise (x text)")
 		const batches = 20
 		for i := range batches {
@@ -93,7 +93,7 @@ func TestB2_ConfirmedNeverGoesBack(t *testing.T) {
 		again := start(t, cfg, held)
 		testdb.WaitFor(t, "the first status", func() bool { return sender(t, db.DSN(), cfg.Slot).flush != 0 })
 		early := sender(t, db.DSN(), cfg.Slot).flush // a slow server may have sent keepalives already
-		again.release()
+		again.Release()
 		last := slot
 		testdb.WaitFor(t, "all events and their confirmation", func() bool {
 			now := confirmedLSN(t, db.DSN(), cfg.Slot)
@@ -101,9 +101,9 @@ func TestB2_ConfirmedNeverGoesBack(t *testing.T) {
 				t.Fatalf("the slot went from %s back to %s", last, now)
 			}
 			last = now
-			return again.distinct() == batches*100 && now >= point(t, again.lastPosition())
+			return again.Distinct() == batches*100 && now >= point(t, again.Last())
 		})
-		if first := point(t, again.positions()[0]); early < slot || early >= first {
+		if first := point(t, again.Positions()[0]); early < slot || early >= first {
 			t.Errorf("the first status confirmed %s, want the slot's own %s or more, but not the first event at %s", early, slot, first)
 		}
 	})
@@ -113,12 +113,12 @@ func TestB3_OnlyWhatWasAcknowledgedIsConfirmed(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg, noAck)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 1, 2)
-		r.waitFor(1)
-		first := r.lastPosition()
+		r.WaitFor(1)
+		first := r.Last()
 		db.Exec(insertEvents, 2, 3) // arrives between the flush of the first and its acknowledgement
-		r.waitFor(2)
+		r.WaitFor(2)
 		r.src.Ack(first)
 		testdb.WaitFor(t, "the confirmation of the first", func() bool {
 			return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, first)
@@ -126,10 +126,10 @@ func TestB3_OnlyWhatWasAcknowledgedIsConfirmed(t *testing.T) {
 		if got := confirmedLSN(t, db.DSN(), cfg.Slot); got != point(t, first) {
 			t.Errorf("confirmed %s, want exactly the end of the first commit, %s", got, first)
 		}
-		r.stop()
+		r.Stop()
 		again := start(t, cfg)
-		again.waitFor(1)
-		if got := again.arrived(); got[0] != "2" || len(got) != 1 {
+		again.WaitFor(1)
+		if got := again.Arrived(); got[0] != "2" || len(got) != 1 {
 			t.Errorf("after the restart %v arrived, want the second event only", got)
 		}
 	})
@@ -139,21 +139,21 @@ func TestB4_CompressedPayloadDoesNotStretchThePosition(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg, noAck)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec("INSERT INTO events (id, payload) VALUES (0, repeat('compressible ', 800000))")
 		for i := range 200 {
 			db.Exec(insertEvents, i+1, i+2)
 		}
-		r.waitFor(201)
-		first := r.positions()[0]
+		r.WaitFor(201)
+		first := r.Positions()[0]
 		r.src.Ack(first)
 		testdb.WaitFor(t, "the confirmation", func() bool {
 			return confirmedLSN(t, db.DSN(), cfg.Slot) == point(t, first)
 		})
-		r.stop()
+		r.Stop()
 		again := start(t, cfg)
-		again.waitFor(200)
-		if again.count("0") != 0 {
+		again.WaitFor(200)
+		if again.Count("0") != 0 {
 			t.Error("the acknowledged event came again")
 		}
 	})
@@ -169,8 +169,8 @@ func TestB5_NothingIsLostUnderRandomKills(t *testing.T) {
 		}
 		cfg := testConfig(db)
 		prepared := start(t, cfg)
-		prepared.waitMode(cdc.ModeStreaming)
-		prepared.stop()
+		prepared.WaitMode(cdc.ModeStreaming)
+		prepared.Stop()
 		var group sync.WaitGroup
 		var written atomic.Int64
 		for w := range writers {
@@ -188,9 +188,7 @@ func TestB5_NothingIsLostUnderRandomKills(t *testing.T) {
 		// What a killed process had received and not acknowledged counts for nothing.
 		seen := map[string]int{}
 		collect := func(r *reader) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			for id := range r.durable {
+			for _, id := range r.Durable() {
 				seen[id]++
 			}
 		}
@@ -198,16 +196,16 @@ func TestB5_NothingIsLostUnderRandomKills(t *testing.T) {
 			proxy := faultproxy.New(t, fmt.Sprintf("%s:%d", db.Server().Host(), db.Server().Port()))
 			through := cfg
 			through.DSN = onHost(t, cfg.DSN, proxy.Addr())
-			r := start(t, through, func(r *reader) { r.lag = 20 })
+			r := start(t, through, func(r *reader) { r.Lag(20) })
 			want := rand.IntN(60) + 30
 			testdb.WaitFor(t, "some events or the end", func() bool {
-				return r.distinct() >= want || written.Load() == int64(writers*perWriter)
+				return r.Distinct() >= want || written.Load() == int64(writers*perWriter)
 			})
 			if rand.IntN(2) == 0 { // or else the process may have confirmed as it pleases
 				proxy.Refuse(true)
 				proxy.Cut()
 			}
-			r.stop()
+			r.Stop()
 			collect(r)
 		}
 		group.Wait()
@@ -225,8 +223,8 @@ func TestB7_KilledInsideACopy(t *testing.T) {
 		cfg := testConfig(db)
 		cfg.MaxRecords = 1 // so that the consumer can stop after any row, the last but one included
 		prepared := start(t, cfg)
-		prepared.waitMode(cdc.ModeStreaming)
-		prepared.stop()
+		prepared.WaitMode(cdc.ModeStreaming)
+		prepared.Stop()
 		conn := connect(t, db.DSN())
 		source := pgx.CopyFromSlice(rows, func(i int) ([]any, error) { return []any{int64(i), "payload", "new"}, nil })
 		if _, err := conn.CopyFrom(t.Context(), pgx.Identifier{"events"}, []string{"id", "payload", "status"}, source); err != nil {
@@ -237,18 +235,18 @@ func TestB7_KilledInsideACopy(t *testing.T) {
 			through := cfg
 			through.DSN = onHost(t, cfg.DSN, proxy.Addr())
 			before := confirmedLSN(t, db.DSN(), cfg.Slot)
-			r := start(t, through, func(r *reader) { r.limit = after })
-			r.waitFor(after)
+			r := start(t, through, func(r *reader) { r.Limit(after) })
+			r.WaitFor(after)
 			proxy.Refuse(true)
 			proxy.Cut()
-			r.stop()
+			r.Stop()
 			if got := confirmedLSN(t, db.DSN(), cfg.Slot); got != before {
 				t.Errorf("killed after %d rows: the slot moved from %s to %s", after, before, got)
 			}
 		}
 		last := start(t, cfg)
-		last.waitFor(rows)
-		if tx := last.transactions(); !tx[0].Partial || tx[len(tx)-1].Partial || tx[len(tx)-1].Position == "" {
+		last.WaitFor(rows)
+		if tx := last.Transactions(); !tx[0].Partial || tx[len(tx)-1].Partial || tx[len(tx)-1].Position == "" {
 			t.Error("a large commit did not come as parts of which the last has the position")
 		}
 	})
@@ -258,14 +256,14 @@ func TestB9_WhatHappensWhileStoppedComesThroughTheLog(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
-		r.stop()
+		r.WaitMode(cdc.ModeStreaming)
+		r.Stop()
 		for i := range 10 {
 			db.Exec(insertEvents, i*100, (i+1)*100)
 		}
 		r.run()
-		r.waitFor(1000)
-		if gaps := r.gapReasons(); len(gaps) != 0 {
+		r.WaitFor(1000)
+		if gaps := r.Gaps(); len(gaps) != 0 {
 			t.Errorf("gaps %v", gaps)
 		}
 	})
@@ -278,15 +276,15 @@ func TestB10_ConfirmsWithoutBeingAsked(t *testing.T) {
 			db.Exec("TRUNCATE events")
 			cfg := testConfig(db)
 			r := start(t, cfg)
-			r.waitMode(cdc.ModeStreaming)
+			r.WaitMode(cdc.ModeStreaming)
 			for i := range 5 {
 				db.Exec(insertEvents, i*100, (i+1)*100)
-				r.waitFor((i + 1) * 100)
+				r.WaitFor((i + 1) * 100)
 				testdb.WaitFor(t, "the confirmation with wal_sender_timeout = "+timeout, func() bool {
-					return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.lastPosition())
+					return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.Last())
 				})
 			}
-			r.stop()
+			r.Stop()
 		}
 	})
 }
@@ -295,7 +293,7 @@ func TestB11_IdleTableBesideABusyNeighbour(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		other := testdb.Postgres(t, db.Server().Major())
 		for name, writer := range map[string]*testdb.DB{"an unpublished table": db, "another database": other} {
 			writer.Exec("CREATE TABLE busy (x text)")
@@ -312,7 +310,7 @@ func TestB11_IdleTableBesideABusyNeighbour(t *testing.T) {
 					cfg.Slot, end.String())
 			})
 		}
-		if n := r.distinct(); n != 0 {
+		if n := r.Distinct(); n != 0 {
 			t.Errorf("%d events arrived", n)
 		}
 	})
@@ -331,7 +329,7 @@ func TestB11_IdleReaderWritesNothing(t *testing.T) {
 		cfg := configFor(dsn, "idle")
 		cfg.WatchInterval = 20 * time.Millisecond
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		testdb.WaitFor(t, "everything to be confirmed", func() bool {
 			return confirmedLSN(t, dsn, cfg.Slot) == currentLSN(t, dsn)
 		})
@@ -355,21 +353,21 @@ func TestB14_SlotMovedPastUs(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
-		r.stop()
+		r.WaitFor(10)
+		r.Stop()
 		waitIdle(t, db.DSN(), cfg.Slot)
 		db.Exec(insertEvents, 10, 20)
 		db.Exec("SELECT pg_replication_slot_advance('" + cfg.Slot + "', pg_current_wal_lsn())")
 		db.Exec(insertEvents, 20, 30)
 		r.run()
-		r.waitFor(20)
-		r.waitGap(gapSlotMoved)
-		if gap := r.gap(0); gap.From == "" || point(t, gap.From) > point(t, gap.To) {
+		r.WaitFor(20)
+		r.WaitGap(gapSlotMoved)
+		if gap := r.Gap(0); gap.From == "" || point(t, gap.From) > point(t, gap.To) {
 			t.Errorf("gap from %q to %q", gap.From, gap.To)
 		}
-		if n := r.count("15"); n != 0 {
+		if n := r.Count("15"); n != 0 {
 			t.Errorf("event 15 arrived %d times although the slot was moved past it", n)
 		}
 		if gaps := r.src.Status().Gaps; gaps != 1 {

@@ -107,25 +107,25 @@ func TestB39_CredentialsAreFetchedForEachConnection(t *testing.T) {
 			return nil
 		}
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		setPassword(t, server, "second")
 		store("second")
 		exec(t, admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'")
 		exec(t, admin, insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		setPassword(t, server, "third")
 		exec(t, admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'")
-		err := r.failed()
+		err := r.Failed()
 		if !cdc.IsPermanent(err) || reasonOf(err) != reasonAuth {
 			t.Errorf("with an old password: %v", err)
 		}
-		if log := r.log.String() + err.Error(); strings.Contains(log, "second") || strings.Contains(log, "third") {
+		if log := r.Log.String() + err.Error(); strings.Contains(log, "second") || strings.Contains(log, "third") {
 			t.Error("a password was told")
 		}
 		store("third")
 		r.run()
 		exec(t, admin, insertEvents, 10, 20)
-		r.waitFor(20)
+		r.WaitFor(20)
 	})
 }
 
@@ -186,12 +186,12 @@ func TestB39_EverySSLMode(t *testing.T) {
 		cfg := configFor(fmt.Sprintf("host=%s port=%d user=app password=first dbname=postgres sslmode=verify-full sslrootcert=%s",
 			server.Host(), server.Port(), authority), "tls")
 		r := start(t, cfg, noAck)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		exec(t, admin, insertEvents, 0, 1000)
-		r.waitFor(1000)
+		r.WaitFor(1000)
 		passed(t, admin, 3*time.Second)
 		exec(t, admin, insertEvents, 1000, 2000)
-		r.waitFor(2000)
+		r.WaitFor(2000)
 		if n := r.src.Status().Reconnects; n != 0 {
 			t.Errorf("%d reconnects", n)
 		}
@@ -271,7 +271,7 @@ func TestB40_Privileges(t *testing.T) {
 			t.Helper()
 			cfg.Create = create
 			r := start(t, cfg)
-			err := r.failed()
+			err := r.Failed()
 			if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), want) {
 				t.Errorf("Run: %v\nwant a permanent error with %q", err, want)
 			}
@@ -289,9 +289,9 @@ func TestB40_Privileges(t *testing.T) {
 		db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'pgoutput')")
 		// Everything was made by an admin: the role itself can create nothing.
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		testdb.WaitFor(t, "the retained bytes", func() bool { return r.src.Status().RetainedBytes >= 0 })
 	})
 }
@@ -300,7 +300,7 @@ func TestSlotOfAnotherPluginIsRefused(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'test_decoding')")
-		err := start(t, cfg).failed()
+		err := start(t, cfg).Failed()
 		if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "test_decoding") {
 			t.Errorf("Run: %v", err)
 		}
@@ -320,13 +320,13 @@ func TestTablesThatTheLogDoesNotCarry(t *testing.T) {
 		} {
 			cfg := testConfig(db)
 			cfg.Tables = append(cfg.Tables, Table{"public", table})
-			if err := start(t, cfg).failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), want) {
+			if err := start(t, cfg).Failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), want) {
 				t.Errorf("table %s: %v", table, err)
 			}
 		}
 		cfg := testConfig(db)
 		cfg.DSN = strings.Replace(cfg.DSN, db.Name(), "no_such_database", 1)
-		if err := start(t, cfg).failed(); !cdc.IsPermanent(err) || reasonOf(err) != reasonDatabase {
+		if err := start(t, cfg).Failed(); !cdc.IsPermanent(err) || reasonOf(err) != reasonDatabase {
 			t.Errorf("missing database: %v", err)
 		}
 	})
@@ -334,7 +334,7 @@ func TestTablesThatTheLogDoesNotCarry(t *testing.T) {
 
 func TestWALLevelReplicaIsNamed(t *testing.T) {
 	eachServer(t, map[string]string{"wal_level": "replica"}, func(t *testing.T, server *localserver.Postgres) {
-		err := start(t, configFor(server.DSN("postgres"), "level")).failed()
+		err := start(t, configFor(server.DSN("postgres"), "level")).Failed()
 		if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "ALTER SYSTEM SET wal_level = logical") {
 			t.Errorf("Run: %v", err)
 		}
@@ -345,11 +345,11 @@ func TestNoFreeSlotOrSender(t *testing.T) {
 	eachServer(t, map[string]string{"max_replication_slots": "1", "max_wal_senders": "1"}, func(t *testing.T, server *localserver.Postgres) {
 		dsn := server.DSN("postgres")
 		first := start(t, configFor(dsn, "first"))
-		first.waitMode(cdc.ModeStreaming)
+		first.WaitMode(cdc.ModeStreaming)
 		second := start(t, configFor(dsn, "second"))
-		testdb.WaitFor(t, "the setting to be named", func() bool { return strings.Contains(second.log.String(), "max_wal_senders") })
-		first.stop() // frees the sender, keeps the slot
-		err := second.failed()
+		testdb.WaitFor(t, "the setting to be named", func() bool { return strings.Contains(second.Log.String(), "max_wal_senders") })
+		first.Stop() // frees the sender, keeps the slot
+		err := second.Failed()
 		if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "max_replication_slots") {
 			t.Errorf("Run: %v", err)
 		}
@@ -359,12 +359,12 @@ func TestNoFreeSlotOrSender(t *testing.T) {
 func TestRunIsNotForTwo(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		r := start(t, testConfig(db))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		if err := r.src.Run(t.Context(), make(chan cdc.Transaction)); err == nil {
 			t.Error("a second Run was allowed")
 		}
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 	})
 }
 
@@ -376,8 +376,8 @@ func TestOddNames(t *testing.T) {
 		name := cfg.Tables[0].quoted()
 		db.Exec("CREATE SCHEMA " + quoteIdent(cfg.Tables[0].Schema) + "; CREATE TABLE " + name + " (id int)")
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec("INSERT INTO " + name + " VALUES (1), (2)")
-		r.waitFor(2)
+		r.WaitFor(2)
 	})
 }

@@ -21,7 +21,7 @@ func TestB23_InterleavedLargeTransactions(t *testing.T) {
 		// Both must spill to disk on the server.
 		db.Exec(fmt.Sprintf("ALTER DATABASE %q SET logical_decoding_work_mem = '64kB'", db.Name()))
 		r := start(t, testConfig(db))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		good, bad := connect(t, db.DSN()), connect(t, db.DSN())
 		run(t, good, "BEGIN")
 		run(t, bad, "BEGIN")
@@ -36,18 +36,18 @@ func TestB23_InterleavedLargeTransactions(t *testing.T) {
 		}
 		run(t, bad, "ROLLBACK")
 		db.Exec(insertEvents, -1, 0) // a sign that the stream has passed the rollback
-		r.waitFor(1)
-		if n := r.distinct(); n != 1 {
+		r.WaitFor(1)
+		if n := r.Distinct(); n != 1 {
 			t.Fatalf("%d rows arrived before their commit", n-1)
 		}
 		run(t, good, "COMMIT")
-		r.waitFor(rows + 1)
+		r.WaitFor(rows + 1)
 		db.Exec(insertEvents, -2, -1)
-		r.waitFor(rows + 2)
-		if got := len(r.arrived()); got != rows+2 {
+		r.WaitFor(rows + 2)
+		if got := len(r.Arrived()); got != rows+2 {
 			t.Errorf("%d rows arrived, want %d", got, rows+2)
 		}
-		if r.count("10000000") != 0 {
+		if r.Count("10000000") != 0 {
 			t.Error("a row of the transaction that was rolled back arrived")
 		}
 	})
@@ -121,13 +121,13 @@ func TestB38_TwoStreamsInOneProcess(t *testing.T) {
 		other := testdb.Postgres(t, db.Server().Major())
 		other.Exec(eventsTable)
 		one, two := start(t, testConfig(db)), start(t, testConfig(other))
-		one.waitMode(cdc.ModeStreaming)
-		two.waitMode(cdc.ModeStreaming)
+		one.WaitMode(cdc.ModeStreaming)
+		two.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 5000)
 		other.Exec(insertEvents, 100000, 105000)
-		one.waitFor(5000)
-		two.waitFor(5000)
-		if one.count("100000") != 0 || two.count("0") != 0 {
+		one.WaitFor(5000)
+		two.WaitFor(5000)
+		if one.Count("100000") != 0 || two.Count("0") != 0 {
 			t.Error("the streams mixed")
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
@@ -41,9 +42,9 @@ func TestB15_SlowConsumerKeepsItsConnection(t *testing.T) {
 		senderTimeout(db, timeout.String())
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		pid := sender(t, db.DSN(), cfg.Slot).pid
-		r.hold()
+		r.Hold()
 		conn := connect(t, db.DSN())
 		for i := range small {
 			if _, err := conn.Exec(t.Context(), insertEvents, i, i+1); err != nil {
@@ -51,17 +52,17 @@ func TestB15_SlowConsumerKeepsItsConnection(t *testing.T) {
 			}
 		}
 		db.Exec(insertEvents, small, small+large)
-		r.waitMode(cdc.ModeCatchingUp)
+		r.WaitMode(cdc.ModeCatchingUp)
 		passed(t, db.DSN(), timeout+timeout/2)
 		if got := sender(t, db.DSN(), cfg.Slot).pid; got != pid {
 			t.Errorf("walsender %d became %d while the consumer waited", pid, got)
 		}
-		r.release()
-		r.waitFor(small + large)
+		r.Release()
+		r.WaitFor(small + large)
 		// A large transaction that has nothing for us is decoded in silence.
 		db.Exec("CREATE TABLE other (x text); INSERT INTO other SELECT repeat(md5(i::text), 10) FROM generate_series(1, 100000) i")
 		db.Exec(insertEvents, -1, 0)
-		r.waitFor(small + large + 1)
+		r.WaitFor(small + large + 1)
 		if got := sender(t, db.DSN(), cfg.Slot).pid; got != pid {
 			t.Errorf("walsender %d became %d", pid, got)
 		}
@@ -79,12 +80,12 @@ func TestB16_AcknowledgementsFromEverywhere(t *testing.T) {
 		}
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		var group sync.WaitGroup
 		for range 32 {
 			group.Go(func() {
 				for range acks {
-					r.src.Ack(r.lastPosition())
+					r.src.Ack(r.Last())
 				}
 			})
 		}
@@ -95,9 +96,9 @@ func TestB16_AcknowledgementsFromEverywhere(t *testing.T) {
 			}
 		}
 		group.Wait()
-		r.waitFor(500)
+		r.WaitFor(500)
 		testdb.WaitFor(t, "the confirmation", func() bool {
-			return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.lastPosition())
+			return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.Last())
 		})
 		if n := r.src.Status().Reconnects; n != 0 {
 			t.Errorf("%d reconnects", n)
@@ -111,7 +112,7 @@ const stopLimit = time.Minute
 func TestB17_CleanShutdownIsNotHeldUp(t *testing.T) {
 	pending := func(t *testing.T, dsn string, r *reader) {
 		exec(t, dsn, insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 	}
 	// noWatcher leaves only what the stream itself notices.
 	noWatcher := func(_ context.Context, cfg *pgconn.Config) error {
@@ -134,7 +135,7 @@ func TestB17_CleanShutdownIsNotHeldUp(t *testing.T) {
 				exec(t, dsn, "INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 30) FROM generate_series($1::int, $2::int - 1) i",
 					i*1000, (i+1)*1000)
 			}
-			r.waitMode(cdc.ModeCatchingUp)
+			r.WaitMode(cdc.ModeCatchingUp)
 		}},
 	}
 	eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
@@ -145,7 +146,7 @@ func TestB17_CleanShutdownIsNotHeldUp(t *testing.T) {
 				cfg := configFor(dsn, fmt.Sprintf("stop%d", i))
 				cfg.BeforeConnect = tc.before
 				r := start(t, cfg, tc.options...)
-				r.waitMode(cdc.ModeStreaming)
+				r.WaitMode(cdc.ModeStreaming)
 				tc.prepare(t, dsn, r)
 				ctx, cancel := context.WithTimeout(t.Context(), stopLimit)
 				defer cancel()
@@ -157,27 +158,22 @@ func TestB17_CleanShutdownIsNotHeldUp(t *testing.T) {
 				testdb.WaitFor(t, "the reader to notice", func() bool { return r.src.Status().Mode == cdc.ModeConnecting })
 				attempts := r.src.Status().Reconnects
 				testdb.WaitFor(t, "some attempts to connect", func() bool { return r.src.Status().Reconnects > attempts+3 })
-				if n := r.log.count("level=WARN"); n != 1 {
+				if n := r.Log.Count("level=WARN"); n != 1 {
 					t.Errorf("the outage made %d lines, want one", n)
 				}
 				if err := server.Start(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				r.mu.Lock()
-				r.noAck = false
-				if r.held != nil {
-					close(r.held)
-					r.held = nil
-				}
-				r.mu.Unlock()
+				r.Ack(true)
+				r.Release()
 				exec(t, dsn, insertEvents, 100000, 100010)
 				testdb.WaitFor(t, "every event", func() bool {
-					return r.distinct() == query[int](t, dsn, "SELECT count(*) FROM events")
+					return r.Distinct() == query[int](t, dsn, "SELECT count(*) FROM events")
 				})
-				if gaps := r.gapReasons(); len(gaps) != 0 {
+				if gaps := r.Gaps(); len(gaps) != 0 {
 					t.Errorf("gaps %v", gaps)
 				}
-				r.stop()
+				r.Stop()
 			})
 		}
 	})
@@ -187,7 +183,7 @@ func TestB17_ShutdownUnderLoad(t *testing.T) {
 	eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
 		dsn := server.DSN("postgres")
 		r := start(t, configFor(dsn, "load"))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		var group sync.WaitGroup
 		for w := range 4 {
 			conn := connect(t, dsn)
@@ -199,7 +195,7 @@ func TestB17_ShutdownUnderLoad(t *testing.T) {
 				}
 			})
 		}
-		r.waitFor(200)
+		r.WaitFor(200)
 		ctx, cancel := context.WithTimeout(t.Context(), stopLimit)
 		defer cancel()
 		if err := server.Stop(ctx, localserver.StopFast); err != nil {
@@ -210,7 +206,7 @@ func TestB17_ShutdownUnderLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		testdb.WaitFor(t, "every event", func() bool {
-			return r.distinct() == query[int](t, dsn, "SELECT count(*) FROM events")
+			return r.Distinct() == query[int](t, dsn, "SELECT count(*) FROM events")
 		})
 	})
 }
@@ -219,7 +215,7 @@ func TestServerCrashLosesNothing(t *testing.T) {
 	eachServer(t, nil, func(t *testing.T, server *localserver.Postgres) {
 		dsn := server.DSN("postgres")
 		r := start(t, configFor(dsn, "crash"))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		var group sync.WaitGroup
 		for w := range 4 {
 			conn := connect(t, dsn)
@@ -231,7 +227,7 @@ func TestServerCrashLosesNothing(t *testing.T) {
 				}
 			})
 		}
-		r.waitFor(200)
+		r.WaitFor(200)
 		if err := server.Kill(); err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +237,7 @@ func TestServerCrashLosesNothing(t *testing.T) {
 		}
 		exec(t, dsn, insertEvents, -10, 0)
 		testdb.WaitFor(t, "every event that survived", func() bool {
-			return r.distinct() >= query[int](t, dsn, "SELECT count(*) FROM events") && r.count("-1") > 0
+			return r.Distinct() >= query[int](t, dsn, "SELECT count(*) FROM events") && r.Count("-1") > 0
 		})
 		// What was confirmed ends with a segment: after the crash the log must not seem to
 		// be a shorter one.
@@ -255,8 +251,8 @@ func TestServerCrashLosesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		exec(t, dsn, insertEvents, -20, -10)
-		testdb.WaitFor(t, "events after the second crash", func() bool { return r.count("-11") > 0 })
-		if gaps := r.gapReasons(); len(gaps) != 0 {
+		testdb.WaitFor(t, "events after the second crash", func() bool { return r.Count("-11") > 0 })
+		if gaps := r.Gaps(); len(gaps) != 0 {
 			t.Errorf("gaps %v", gaps)
 		}
 	})
@@ -268,7 +264,7 @@ func TestB18_SilentServerIsNoticedAndReplaced(t *testing.T) {
 		cfg := configFor(dsn, "frozen")
 		cfg.ConnectTimeout = time.Second
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		fresh := func() bool {
 			s := r.src.Status()
 			return time.Since(s.LastByte) <= s.StaleAfter
@@ -293,7 +289,7 @@ func TestB18_SilentServerIsNoticedAndReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 		exec(t, dsn, insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		testdb.WaitFor(t, "readiness to come back", fresh)
 	})
 }
@@ -304,7 +300,7 @@ func TestB19_FiftyTerminations(t *testing.T) {
 		cfg.BackoffMax = 4 * cfg.BackoffMin // the streams end before they bring anything
 		begin := time.Now()
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		var written atomic.Int64
@@ -335,11 +331,11 @@ func TestB19_FiftyTerminations(t *testing.T) {
 		}
 		cancel()
 		group.Wait()
-		testdb.WaitFor(t, "every event", func() bool { return int64(r.distinct()) == written.Load() })
-		if gaps := r.gapReasons(); len(gaps) != 0 {
+		testdb.WaitFor(t, "every event", func() bool { return int64(r.Distinct()) == written.Load() })
+		if gaps := r.Gaps(); len(gaps) != 0 {
 			t.Errorf("gaps %v", gaps)
 		}
-		if n := r.log.count("level=WARN"); n > 5+int(time.Since(begin)/time.Minute) {
+		if n := r.Log.Count("level=WARN"); n > 5+int(time.Since(begin)/time.Minute) {
 			t.Errorf("50 terminations made %d warnings in %s", n, time.Since(begin))
 		}
 	})
@@ -354,16 +350,16 @@ func TestB20_TwoReplicasOneStreams(t *testing.T) {
 		first.DSN = onHost(t, cfg.DSN, proxy.Addr())
 		first.ConnectTimeout = time.Second
 		one := start(t, first)
-		one.waitMode(cdc.ModeStreaming)
+		one.WaitMode(cdc.ModeStreaming)
 		two := start(t, cfg)
-		two.waitMode(cdc.ModeStandby)
+		two.WaitMode(cdc.ModeStandby)
 		db.Exec(insertEvents, 0, 10)
-		one.waitFor(10)
-		if n := two.distinct(); n != 0 {
+		one.WaitFor(10)
+		if n := two.Distinct(); n != 0 {
 			t.Fatalf("the standby got %d events", n)
 		}
 		passed(t, db.DSN(), time.Second) // some twenty looks
-		if n := two.log.count("standing by"); n != 1 {
+		if n := two.Log.Count("standing by"); n != 1 {
 			t.Errorf("the standby logged %d times, want once", n)
 		}
 		proxy.Blackhole()
@@ -372,10 +368,10 @@ func TestB20_TwoReplicasOneStreams(t *testing.T) {
 		testdb.WaitFor(t, "the standby to take over", func() bool { return two.src.Status().Mode == cdc.ModeStreaming })
 		// wal_sender_timeout and a second or so.
 		t.Logf("the take-over took %s", time.Since(lost).Round(time.Millisecond))
-		testdb.WaitFor(t, "the events of the dead replica", func() bool { return two.count("19") == 1 })
+		testdb.WaitFor(t, "the events of the dead replica", func() bool { return two.Count("19") == 1 })
 		proxy.Heal()
-		one.waitMode(cdc.ModeStandby)
-		if gaps := append(one.gapReasons(), two.gapReasons()...); len(gaps) != 0 {
+		one.WaitMode(cdc.ModeStandby)
+		if gaps := append(one.Gaps(), two.Gaps()...); len(gaps) != 0 {
 			t.Errorf("gaps %v", gaps)
 		}
 	})
@@ -402,10 +398,10 @@ func TestB20_ReplicasStartedTogether(t *testing.T) {
 		})
 		db.Exec(insertEvents, 0, 100)
 		testdb.WaitFor(t, "every event", func() bool {
-			return replicas[0].distinct()+replicas[1].distinct()+replicas[2].distinct() == 100
+			return replicas[0].Distinct()+replicas[1].Distinct()+replicas[2].Distinct() == 100
 		})
 		for _, r := range replicas {
-			if gaps := r.gapReasons(); len(gaps) != 0 {
+			if gaps := r.Gaps(); len(gaps) != 0 {
 				t.Errorf("gaps %v", gaps)
 			}
 		}
@@ -423,7 +419,7 @@ func TestB21_SessionLimitsDoNotEndTheStream(t *testing.T) {
 		cfg := testConfig(db)
 		cfg.WatchInterval = time.Second // longer than the limit
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		admin := db.Server().DSN("postgres")
 		const sessions = "SELECT string_agg(pid::text, ' ' ORDER BY pid) FROM pg_stat_activity WHERE datname = $1 AND application_name LIKE 'cdc-dispatcher%'"
 		testdb.WaitFor(t, "both sessions", func() bool {
@@ -438,7 +434,7 @@ func TestB21_SessionLimitsDoNotEndTheStream(t *testing.T) {
 		// The writer is not to be held to the limits.
 		exec(t, db.DSN()+"&statement_timeout=0&lock_timeout=0&idle_session_timeout=0&idle_in_transaction_session_timeout=0"+
 			map[bool]string{true: "&transaction_timeout=0"}[db.Server().Major() >= 17], insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 	})
 }
 
@@ -451,13 +447,13 @@ func TestSlowWireTearsNoMessage(t *testing.T) {
 		cfg := testConfig(db)
 		cfg.DSN = onHost(t, cfg.DSN, proxy.Addr())
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		proxy.Delay(20 * time.Millisecond)
 		db.Exec("INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 200000) FROM generate_series(1, 2) i")
 		db.Exec(insertEvents, 3, 13)
-		r.waitFor(12)
+		r.WaitFor(12)
 		for _, id := range []string{"1", "2"} {
-			if got := text(r.byID()[id], "payload"); len(got) != 32*200000 || got[:32] != got[len(got)-32:] {
+			if got := cdctest.Text(r.byID()[id], "payload"); len(got) != 32*200000 || got[:32] != got[len(got)-32:] {
 				t.Errorf("payload %s has %d bytes", id, len(got))
 			}
 		}
@@ -468,6 +464,6 @@ func TestSlowWireTearsNoMessage(t *testing.T) {
 		proxy.Stall()
 		db.Exec(insertEvents, 13, 23)
 		proxy.Resume()
-		r.waitFor(22)
+		r.WaitFor(22)
 	})
 }

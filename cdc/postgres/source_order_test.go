@@ -55,24 +55,23 @@ func tablePublicationAndSlot(t *testing.T, major int, order string, create bool)
 	testdb.WaitFor(t, "rows of now to arrive, or the reader to give up", func() bool {
 		db.Exec(insertEvents, probe, probe+1) // into a gap, perhaps, as long as there is one to be found
 		probe++
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		ended = r.ended
-		return ended || len(r.ids) > 0 && len(r.ids[len(r.ids)-1]) > 3
+		ended, _ = r.Ended()
+		ids := r.Arrived()
+		return ended || len(ids) > 0 && len(ids[len(ids)-1]) > 3
 	})
 	if ended {
-		if err := r.failed(); create || !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "pg_drop_replication_slot") {
+		if err := r.Failed(); create || !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "pg_drop_replication_slot") {
 			t.Errorf("Run: %v", err)
 		}
 		return
 	}
 	missing := 0
 	for id := logged; id < rows; id++ {
-		if r.count(fmt.Sprint(id)) == 0 {
+		if r.Count(fmt.Sprint(id)) == 0 {
 			missing++
 		}
 	}
-	if gaps := r.gapReasons(); (missing > 0) != (len(gaps) > 0) {
+	if gaps := r.Gaps(); (missing > 0) != (len(gaps) > 0) {
 		t.Errorf("%d of %d rows that were committed after the slot was made are missing; gaps: %v", missing, rows-logged, gaps)
 	}
 }

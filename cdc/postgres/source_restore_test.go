@@ -25,10 +25,10 @@ func TestB29_RestoredFromACopyOfItself(t *testing.T) {
 		}
 		dsn := server.DSN("postgres")
 		r := start(t, configFor(dsn, "restored"))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		insert := func(from, to int) { exec(t, dsn, insertEvents, from, to) }
 		insert(0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		restart := func(between func()) {
 			t.Helper()
 			if err := server.Stop(t.Context(), localserver.StopFast); err != nil {
@@ -41,15 +41,15 @@ func TestB29_RestoredFromACopyOfItself(t *testing.T) {
 		}
 		restart(func() { shell(t, "cp", "-a", data, data+".copy") })
 		insert(10, 20)
-		r.waitFor(20)
+		r.WaitFor(20)
 		for range 3 { // so that the copy needs a while to come as far
 			exec(t, dsn, "SELECT pg_logical_emit_message(false, 'noise', 'x'); SELECT pg_switch_wal()")
 		}
 		insert(20, 30)
-		r.waitFor(30)
-		lost := r.lastPosition()
+		r.WaitFor(30)
+		lost := r.Last()
 		testdb.WaitFor(t, "the confirmation", func() bool { return confirmedLSN(t, dsn, r.src.cfg.Slot) >= point(t, lost) })
-		if gaps := r.gapReasons(); len(gaps) != 0 {
+		if gaps := r.Gaps(); len(gaps) != 0 {
 			t.Fatalf("an ordinary restart left the gaps %v", gaps)
 		}
 
@@ -58,18 +58,18 @@ func TestB29_RestoredFromACopyOfItself(t *testing.T) {
 		if end := currentLSN(t, dsn); end >= point(t, lost) {
 			t.Fatalf("the copy ends at %s, which is not before %s", end, lost)
 		}
-		r.waitGap(gapServerChanged)
+		r.WaitGap(gapServerChanged)
 		testdb.WaitFor(t, "every event of the copy", func() bool {
-			return query[int](t, dsn, "SELECT count(*) FROM events WHERE id::text <> ALL ($1)", r.arrived()) == 0
+			return query[int](t, dsn, "SELECT count(*) FROM events WHERE id::text <> ALL ($1)", r.Arrived()) == 0
 		})
-		if gap := r.gap(0); !strings.Contains(gap.Detail, "restored from a copy") || !strings.HasSuffix(string(gap.To), "#1") {
+		if gap := r.Gap(0); !strings.Contains(gap.Detail, "restored from a copy") || !strings.HasSuffix(string(gap.To), "#1") {
 			t.Errorf("gap %+v", gap)
 		}
 		r.src.Ack(lost) // late, from the history that is gone
 		testdb.WaitFor(t, "the confirmation in the new epoch", func() bool {
-			return strings.HasSuffix(string(r.lastPosition()), "#1") && confirmedLSN(t, dsn, r.src.cfg.Slot) >= point(t, r.lastPosition())
+			return strings.HasSuffix(string(r.Last()), "#1") && confirmedLSN(t, dsn, r.src.cfg.Slot) >= point(t, r.Last())
 		})
-		if n := len(r.gapReasons()); n != 1 {
+		if n := len(r.Gaps()); n != 1 {
 			t.Errorf("%d gaps, want one", n)
 		}
 	})

@@ -13,30 +13,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
+	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
-
-// text is a column of a record: its text, "null", "unchanged" or "absent".
-func text(r cdc.Record, column string) string {
-	i := r.Relation.Index(column)
-	if i < 0 {
-		return "absent"
-	}
-	switch v := r.Values[i]; {
-	case v.Null:
-		return "null"
-	case v.Unchanged:
-		return "unchanged"
-	default:
-		return string(v.Data)
-	}
-}
 
 // byID indexes what arrived.
 func (r *reader) byID() map[string]cdc.Record {
 	all := map[string]cdc.Record{}
-	for _, record := range r.received() {
-		all[text(record, "id")] = record
+	for _, record := range r.Records() {
+		all[cdctest.Text(record, "id")] = record
 	}
 	return all
 }
@@ -67,21 +52,21 @@ func TestB33_PartitionedTable(t *testing.T) {
 				db.Exec(`CREATE TABLE loose (id bigint, payload text); ALTER PUBLICATION ` + cfg.Publication + ` ADD TABLE loose;
 					INSERT INTO loose VALUES (5, 'five')`)
 				db.Exec(`INSERT INTO events_2 (id, day, payload) VALUES (6, '2026-01-02', 'six')`)
-				r.waitFor(5)
+				r.WaitFor(5)
 				for id, want := range map[string]string{"1": "one", "2": "two", "3": "three", "4": "four", "6": "six"} {
 					record := r.byID()[id]
 					if record.Relation == nil {
 						t.Errorf("event %s did not arrive", id)
 						continue
 					}
-					if got := text(record, "payload"); got != want || record.Relation.Name() != "public.events" {
+					if got := cdctest.Text(record, "payload"); got != want || record.Relation.Name() != "public.events" {
 						t.Errorf("event %s of %s has payload %q, want %q", id, record.Relation.Name(), got, want)
 					}
 				}
-				if r.count("5") != 0 {
+				if r.Count("5") != 0 {
 					t.Error("a row of an unregistered table arrived")
 				}
-				for _, reason := range r.gapReasons() {
+				for _, reason := range r.Gaps() {
 					if viaRoot || reason != gapPublicationTable { // that is allowed if the watcher did look
 						t.Errorf("gap %s", reason)
 					}
@@ -112,7 +97,7 @@ func startUnwatched(t *testing.T, cfg Config) *reader {
 			AND application_name LIKE '%watch' AND state = 'idle' AND query LIKE '%max_slot_wal_keep_size%'`) == 1
 	})
 	close(open)
-	r.waitMode(cdc.ModeStreaming)
+	r.WaitMode(cdc.ModeStreaming)
 	return r
 }
 
@@ -140,8 +125,8 @@ func TestB33_PublicationThatIsNotViaRootIsMended(t *testing.T) {
 		db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'pgoutput')")
 		db.Exec("INSERT INTO events VALUES (1, 'one')")
 		r := start(t, cfg)
-		r.waitGap(gapPublicationTable)
-		if gap := r.gap(0); !strings.Contains(gap.Detail, "names of partitions") || gap.From == "" || gap.To == "" {
+		r.WaitGap(gapPublicationTable)
+		if gap := r.Gap(0); !strings.Contains(gap.Detail, "names of partitions") || gap.From == "" || gap.To == "" {
 			t.Errorf("gap %+v", gap)
 		}
 		viaRoot := func() bool {
@@ -150,12 +135,12 @@ func TestB33_PublicationThatIsNotViaRootIsMended(t *testing.T) {
 		if !viaRoot() {
 			t.Error("the publication was not mended")
 		}
-		r.waitFor(1) // from before, and still below its root
+		r.WaitFor(1) // from before, and still below its root
 		db.Exec("ALTER PUBLICATION " + cfg.Publication + " SET (publish_via_partition_root = false)")
 		testdb.WaitFor(t, "the publication to be mended under the stream", viaRoot)
 		db.Exec("INSERT INTO events VALUES (2, 'two')")
-		r.waitFor(2)
-		testdb.WaitFor(t, "the second gap", func() bool { return len(r.gapReasons()) == 2 })
+		r.WaitFor(2)
+		testdb.WaitFor(t, "the second gap", func() bool { return len(r.Gaps()) == 2 })
 		if n := r.src.Status().ForeignRows; n != 0 {
 			t.Errorf("%d rows count as foreign", n)
 		}
@@ -168,8 +153,8 @@ func TestB33_PartitionGoneBeforeItsRowsWereRead(t *testing.T) {
 	eachPartitioned(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		prepared := start(t, cfg)
-		prepared.waitMode(cdc.ModeStreaming)
-		prepared.stop()
+		prepared.WaitMode(cdc.ModeStreaming)
+		prepared.Stop()
 		db.Exec("CREATE TABLE other (id bigint); ALTER PUBLICATION " + cfg.Publication + " ADD TABLE other")
 		db.Exec("ALTER PUBLICATION " + cfg.Publication + " SET (publish_via_partition_root = false)")
 		db.Exec("INSERT INTO events VALUES (1, 'dropped'), (1, 'dropped too'), (3, 'stays')")
@@ -177,13 +162,13 @@ func TestB33_PartitionGoneBeforeItsRowsWereRead(t *testing.T) {
 		db.Exec("INSERT INTO other VALUES (7)")
 		db.Exec("DROP TABLE events_1; ALTER TABLE events DETACH PARTITION events_2")
 		r := start(t, cfg, noAck)
-		r.waitFor(1)
-		testdb.WaitFor(t, "the gaps", func() bool { return len(r.gapReasons()) == 3 })
-		if got := strings.Join(r.gapReasons(), " "); got != "publication_table table_gone table_gone" {
+		r.WaitFor(1)
+		testdb.WaitFor(t, "the gaps", func() bool { return len(r.Gaps()) == 3 })
+		if got := strings.Join(r.Gaps(), " "); got != "publication_table table_gone table_gone" {
 			t.Errorf("gaps %s", got)
 		}
 		for i, want := range []string{"public.events_1, which no longer exists, were left out, and 1 more row", "public.events_2, which is not below"} {
-			gap := r.gap(i + 1)
+			gap := r.Gap(i + 1)
 			if !strings.Contains(gap.Detail, want) || gap.To == "" {
 				t.Errorf("gap %+v, want %q", gap, want)
 			}
@@ -192,10 +177,10 @@ func TestB33_PartitionGoneBeforeItsRowsWereRead(t *testing.T) {
 				t.Errorf("confirmed %s before the gap at %s was acknowledged", at, gap.To)
 			}
 		}
-		r.src.Ack(r.lastPosition())
-		testdb.WaitFor(t, "the confirmation", func() bool { return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.lastPosition()) })
+		r.src.Ack(r.Last())
+		testdb.WaitFor(t, "the confirmation", func() bool { return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, r.Last()) })
 		testdb.WaitFor(t, "the foreign row to be counted", func() bool { return r.src.Status().ForeignRows == 1 })
-		if n := r.distinct(); n != 1 || r.count("3") != 1 {
+		if n := r.Distinct(); n != 1 || r.Count("3") != 1 {
 			t.Errorf("%d ids arrived, want the one of the partition that stays", n)
 		}
 	})
@@ -215,22 +200,22 @@ func TestForeignTablesWithoutASideConnection(t *testing.T) {
 		db.Exec("CREATE PUBLICATION " + cfg.Publication + " FOR ALL TABLES")
 		db.Exec("CREATE TABLE one (id bigint); CREATE TABLE two (id bigint)")
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec("INSERT INTO one VALUES (1001)")
 		db.Exec("INSERT INTO two VALUES (1002)")
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		if s := r.src.Status(); s.Reconnects != 0 || s.ForeignRows != 2 {
 			t.Errorf("%d reconnects, %d foreign rows", s.Reconnects, s.ForeignRows)
 		}
 		sweeps := 0
-		for _, tx := range r.transactions() {
+		for _, tx := range r.Transactions() {
 			if tx.Sweep != "" {
 				sweeps++
 			}
 		}
-		if sweeps != 2 || r.distinct() != 10 {
-			t.Errorf("%d looks of the poller were asked for, %d ids arrived", sweeps, r.distinct())
+		if sweeps != 2 || r.Distinct() != 10 {
+			t.Errorf("%d looks of the poller were asked for, %d ids arrived", sweeps, r.Distinct())
 		}
 	})
 }
@@ -263,16 +248,16 @@ func TestB33_AdminPublications(t *testing.T) {
 				db.Exec("SELECT pg_create_logical_replication_slot('" + cfg.Slot + "', 'pgoutput')")
 				r := start(t, cfg)
 				if tc.want != "" {
-					if err := r.failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), tc.want) {
+					if err := r.Failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), tc.want) {
 						t.Errorf("Run: %v\nwant %q", err, tc.want)
 					}
 				} else {
-					r.waitMode(cdc.ModeStreaming)
+					r.WaitMode(cdc.ModeStreaming)
 					db.Exec("INSERT INTO " + tc.table.quoted() + " VALUES (1, 'one'), (2, 'two')")
 					db.Exec("UPDATE " + tc.table.quoted() + " SET payload = 'x'")
-					r.waitFor(2)
+					r.WaitFor(2)
 				}
-				r.stop()
+				r.Stop()
 				waitIdle(t, db.DSN(), cfg.Slot)
 				db.Exec("SELECT pg_drop_replication_slot('" + cfg.Slot + "')")
 			})
@@ -283,7 +268,7 @@ func TestB33_AdminPublications(t *testing.T) {
 func TestB34_SchemaChangesInOneTransaction(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		r := start(t, testConfig(db))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(`BEGIN;
 			INSERT INTO events VALUES (1, 'one');
 			ALTER TABLE events ADD COLUMN kind text DEFAULT 'k';
@@ -294,7 +279,7 @@ func TestB34_SchemaChangesInOneTransaction(t *testing.T) {
 			INSERT INTO events VALUES (4, 'four');
 			COMMIT`)
 		db.Exec(`ALTER TABLE events ALTER COLUMN body TYPE varchar(100); INSERT INTO events VALUES (5, 'five')`)
-		r.waitFor(5)
+		r.WaitFor(5)
 		type row struct{ payload, status, kind, body string }
 		for id, want := range map[string]row{
 			"1": {"one", "new", "absent", "absent"},
@@ -304,7 +289,7 @@ func TestB34_SchemaChangesInOneTransaction(t *testing.T) {
 			"5": {"absent", "absent", "k", "five"},
 		} {
 			record := r.byID()[id]
-			got := row{text(record, "payload"), text(record, "status"), text(record, "kind"), text(record, "body")}
+			got := row{cdctest.Text(record, "payload"), cdctest.Text(record, "status"), cdctest.Text(record, "kind"), cdctest.Text(record, "body")}
 			if got != want {
 				t.Errorf("event %s = %+v, want %+v", id, got, want)
 			}
@@ -317,12 +302,12 @@ func TestB34_SchemaChangesInOneTransaction(t *testing.T) {
 func TestB34_ColumnRenamedBackBeforeItsRowsWereRead(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		r := start(t, testConfig(db))
-		r.waitMode(cdc.ModeStreaming)
-		r.stop()
+		r.WaitMode(cdc.ModeStreaming)
+		r.Stop()
 		db.Exec(`ALTER TABLE events RENAME payload TO body; INSERT INTO events VALUES (1, 'one'); ALTER TABLE events RENAME body TO payload`)
 		db.Exec(`INSERT INTO events VALUES (2, 'two')`)
 		again := start(t, testConfig(db))
-		again.waitFor(2)
+		again.WaitFor(2)
 		for id, want := range map[string]struct {
 			now     int
 			payload string
@@ -335,12 +320,12 @@ func TestB34_ColumnRenamedBackBeforeItsRowsWereRead(t *testing.T) {
 				t.Errorf("row %s has %q", id, got)
 			}
 		}
-		again.stop()
+		again.Stop()
 		// With a lost column, the number of columns tells nothing.
 		db.Exec(`ALTER TABLE events RENAME payload TO body; INSERT INTO events VALUES (3, 'three');
 			ALTER TABLE events RENAME status TO payload; ALTER TABLE events DROP body; ALTER TABLE events ADD status text`)
 		last := start(t, testConfig(db))
-		last.waitFor(1)
+		last.WaitFor(1)
 		if got := last.byID()["3"].Relation.IndexNow("payload"); got != -1 {
 			t.Errorf("column %d is taken for payload", got)
 		}
@@ -351,21 +336,21 @@ func TestB34_TableIsRebuiltWithOtherColumnsInFront(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec("INSERT INTO events VALUES (1, 'one')")
-		r.waitFor(1)
+		r.WaitFor(1)
 		// In one transaction a new table takes the old one's name. The publication does
 		// not have it, which must not be silent.
 		db.Exec(`BEGIN;
 			ALTER TABLE events RENAME TO events_old;
 			CREATE TABLE events (extra int DEFAULT 7, status text DEFAULT 'new', payload text, id bigint PRIMARY KEY);
 			COMMIT`)
-		r.waitGap(gapPublicationTable)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitGap(gapPublicationTable)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec("INSERT INTO events (id, payload) VALUES (2, 'two')")
-		r.waitFor(2)
-		if record := r.byID()["2"]; text(record, "payload") != "two" || text(record, "extra") != "7" {
-			t.Errorf("event 2 = %s, %s", text(record, "payload"), text(record, "extra"))
+		r.WaitFor(2)
+		if record := r.byID()["2"]; cdctest.Text(record, "payload") != "two" || cdctest.Text(record, "extra") != "7" {
+			t.Errorf("event 2 = %s, %s", cdctest.Text(record, "payload"), cdctest.Text(record, "extra"))
 		}
 	})
 }
@@ -373,16 +358,16 @@ func TestB34_TableIsRebuiltWithOtherColumnsInFront(t *testing.T) {
 func TestB34_RenamedTableIsNamedInTheError(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		r := start(t, testConfig(db))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec("BEGIN; INSERT INTO events VALUES (1, 'one'); ALTER TABLE events RENAME TO happenings; INSERT INTO happenings VALUES (2, 'two'); COMMIT")
-		r.waitFor(2) // it is still the table that was registered
-		if err := r.failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "public.events does not exist") {
+		r.WaitFor(2) // it is still the table that was registered
+		if err := r.Failed(); !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "public.events does not exist") {
 			t.Errorf("Run: %v", err)
 		}
 		db.Exec("ALTER TABLE happenings RENAME TO events")
 		r.run()
 		db.Exec("INSERT INTO events VALUES (3, 'three')")
-		r.waitFor(3)
+		r.WaitFor(3)
 	})
 }
 
@@ -390,7 +375,7 @@ func TestB36_LargePayloadAndLaterUpdates(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		random := make([]byte, 5<<20)
 		const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/"
 		for i := range random {
@@ -410,15 +395,15 @@ func TestB36_LargePayloadAndLaterUpdates(t *testing.T) {
 		}
 		db.Exec("UPDATE events SET status = 'again'")
 		db.Exec("DELETE FROM events WHERE id = 99; INSERT INTO events VALUES (2, NULL)")
-		r.waitFor(2)
+		r.WaitFor(2)
 		one, two := r.byID()["1"], r.byID()["2"]
-		if got := text(one, "payload"); got != string(random) || text(one, "status") != "new" {
-			t.Errorf("payload of %d bytes, status %s", len(got), text(one, "status"))
+		if got := cdctest.Text(one, "payload"); got != string(random) || cdctest.Text(one, "status") != "new" {
+			t.Errorf("payload of %d bytes, status %s", len(got), cdctest.Text(one, "status"))
 		}
-		if text(two, "payload") != "null" {
-			t.Errorf("a null payload is %q", text(two, "payload"))
+		if cdctest.Text(two, "payload") != "null" {
+			t.Errorf("a null payload is %q", cdctest.Text(two, "payload"))
 		}
-		if n := len(r.arrived()); n != 2 {
+		if n := len(r.Arrived()); n != 2 {
 			t.Errorf("%d rows arrived: updates are not events", n)
 		}
 	})
@@ -435,16 +420,16 @@ func TestValuesPrintTheSameWhateverTheDefaultsAre(t *testing.T) {
 		}
 		db.Exec(`ALTER TABLE events ADD at timestamptz, ADD day date, ADD span interval, ADD raw bytea, ADD ratio float8`)
 		r := start(t, testConfig(db))
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(`INSERT INTO events (id, payload, at, day, span, raw, ratio)
 			VALUES (1, 'naïve ☃', '2026-11-30 12:00:00.123456+00', '2026-11-30', '1 day 2 hours', '\x00ff', 0.1)`)
-		r.waitFor(1)
+		r.WaitFor(1)
 		record := r.byID()["1"]
 		for column, want := range map[string]string{
 			"payload": "naïve ☃", "at": "2026-11-30 12:00:00.123456+00", "day": "2026-11-30",
 			"span": "1 day 02:00:00", "raw": `\x00ff`, "ratio": "0.1",
 		} {
-			if got := text(record, column); got != want {
+			if got := cdctest.Text(record, column); got != want {
 				t.Errorf("%s prints as %q, want %q", column, got, want)
 			}
 		}
@@ -465,7 +450,7 @@ func TestB33_PartitionThatIsNotVisibleYet(t *testing.T) {
 		cfg := configFor(dsn, "unseen")
 		exec(t, dsn, "CREATE PUBLICATION "+cfg.Publication+" FOR ALL TABLES")
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		exec(t, dsn, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
 		exec(t, dsn, "SELECT pg_reload_conf()")
 		testdb.WaitFor(t, "the setting", func() bool { return query[string](t, dsn, "SHOW synchronous_standby_names") == "nobody" })
@@ -483,14 +468,14 @@ func TestB33_PartitionThatIsNotVisibleYet(t *testing.T) {
 		testdb.WaitFor(t, "the reader to ask for the transaction's lock", func() bool {
 			return query[int](t, dsn, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '%watch' AND query LIKE '%transactionid%'") == 1
 		})
-		if n := r.distinct(); n != 0 {
+		if n := r.Distinct(); n != 0 {
 			t.Errorf("%d rows arrived although it cannot be known yet whose partition they are of", n)
 		}
 		exec(t, dsn, fmt.Sprintf("SELECT pg_cancel_backend(%d)", pid)) // ends the wait, not the commit
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		r.waitFor(1)
+		r.WaitFor(1)
 		if n := r.src.Status().ForeignRows; n != 0 {
 			t.Errorf("%d rows were thrown away", n)
 		}

@@ -34,26 +34,26 @@ func TestB26_LostSlotIsReplacedAndTheGapAnnounced(t *testing.T) {
 		dsn := server.DSN("postgres")
 		cfg := configFor(dsn, "lost")
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		exec(t, dsn, insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		testdb.WaitFor(t, "the retained bytes and their limit", func() bool {
 			s := r.src.Status()
 			return s.RetainedBytes >= 0 && s.RetainLimitBytes == 16<<20
 		})
-		r.stop()
+		r.Stop()
 		exec(t, dsn, insertEvents, 10, 20)
 		loseSlot(t, dsn, cfg.Slot)
 
 		r.run()
-		r.waitGap(gapSlotLost)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitGap(gapSlotLost)
+		r.WaitMode(cdc.ModeStreaming)
 		exec(t, dsn, insertEvents, 20, 30)
-		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
-		if r.count("15") != 0 {
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.Count("29") == 1 })
+		if r.Count("15") != 0 {
 			t.Error("an event of the lost stretch arrived")
 		}
-		gap := r.gap(0)
+		gap := r.Gap(0)
 		if !strings.Contains(gap.Detail, "max_slot_wal_keep_size") || gap.To == "" {
 			t.Errorf("gap %+v does not name the setting and the end", gap)
 		}
@@ -61,14 +61,14 @@ func TestB26_LostSlotIsReplacedAndTheGapAnnounced(t *testing.T) {
 			t.Errorf("Status counts %d gaps, want 1", n)
 		}
 		testdb.WaitFor(t, "the confirmation", func() bool {
-			return confirmedLSN(t, dsn, cfg.Slot) >= point(t, r.lastPosition())
+			return confirmedLSN(t, dsn, cfg.Slot) >= point(t, r.Last())
 		})
 
 		// Not ours to replace: the statement is named, and nothing is dropped.
-		r.stop()
+		r.Stop()
 		loseSlot(t, dsn, cfg.Slot)
 		cfg.Create = false
-		err := start(t, cfg).failed()
+		err := start(t, cfg).Failed()
 		if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "pg_drop_replication_slot") {
 			t.Errorf("with Create off: %v", err)
 		}
@@ -86,19 +86,19 @@ func TestB26_IdleTimeoutOf18(t *testing.T) {
 		exec(t, dsn, eventsTable)
 		cfg := configFor(dsn, "idle")
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
-		r.stop()
+		r.WaitMode(cdc.ModeStreaming)
+		r.Stop()
 		testdb.WaitFor(t, "the slot to be invalidated", func() bool {
 			exec(t, dsn, "SELECT pg_logical_emit_message(false, 'noise', 'x'); CHECKPOINT")
 			return query[bool](t, dsn, "SELECT invalidation_reason IS NOT NULL FROM pg_replication_slots")
 		})
 		r.run()
-		r.waitGap(gapSlotLost)
-		if gap := r.gap(0); !strings.Contains(gap.Detail, "idle_replication_slot_timeout") {
+		r.WaitGap(gapSlotLost)
+		if gap := r.Gap(0); !strings.Contains(gap.Detail, "idle_replication_slot_timeout") {
 			t.Errorf("gap %+v does not name the setting", gap)
 		}
 		exec(t, dsn, insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 	})
 }
 
@@ -106,15 +106,15 @@ func TestB26_SlotDroppedWhileRunning(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		dropUnderneath(t, db, cfg.Slot)
-		r.waitGap(gapSlotMissing)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitGap(gapSlotMissing)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 10, 20)
-		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("19") == 1 })
-		if gap := r.gap(0); gap.From == "" || gap.To == "" || point(t, gap.From) > point(t, gap.To) {
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.Count("19") == 1 })
+		if gap := r.Gap(0); gap.From == "" || gap.To == "" || point(t, gap.From) > point(t, gap.To) {
 			t.Errorf("gap from %q to %q", gap.From, gap.To)
 		}
 	})
@@ -141,23 +141,23 @@ func TestB26_SlotDroppedWhileNobodyRan(t *testing.T) {
 		<-asked
 		answer <- errors.New("the table is locked")
 		answer <- nil // it is asked again
-		r.waitGap(gapSlotMissing)
-		if gap := r.gap(0); gap.From != "0/1D0" || gap.To == "" {
+		r.WaitGap(gapSlotMissing)
+		if gap := r.Gap(0); gap.From != "0/1D0" || gap.To == "" {
 			t.Errorf("gap from %q to %q", gap.From, gap.To)
 		}
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
-		r.stop()
+		r.WaitFor(10)
+		r.Stop()
 
 		fresh := testConfig(db)
 		fresh.Slot += "_first"
 		fresh.Recall = func(context.Context) (cdc.Position, error) { return "", nil }
 		first := start(t, fresh)
-		first.waitMode(cdc.ModeStreaming)
+		first.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 10, 20)
-		first.waitFor(10)
-		if gaps := first.gapReasons(); len(gaps) != 0 {
+		first.WaitFor(10)
+		if gaps := first.Gaps(); len(gaps) != 0 {
 			t.Errorf("gaps %v at a first start", gaps)
 		}
 	})
@@ -189,14 +189,14 @@ func TestB26_SlotDroppedWhileStandingBy(t *testing.T) {
 		one.Logger = slog.New(stopAt)
 		r := start(t, one)
 		defer stopAt.release()
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
-		known := r.lastPosition()
+		r.WaitFor(10)
+		known := r.Last()
 		testdb.WaitFor(t, "the confirmation", func() bool { return confirmedLSN(t, db.DSN(), cfg.Slot) >= point(t, known) })
 		db.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '" + cfg.Slot + "' AND active")
 		other := start(t, cfg)
-		other.waitMode(cdc.ModeStreaming)
+		other.WaitMode(cdc.ModeStreaming)
 		close(open)
 		// The first replica forgets what it knew, and looks again when it is let go.
 		testdb.WaitFor(t, "the first replica to stand by", func() bool {
@@ -207,19 +207,19 @@ func TestB26_SlotDroppedWhileStandingBy(t *testing.T) {
 				return false
 			}
 		})
-		other.stop()
+		other.Stop()
 		dropUnderneath(t, db, cfg.Slot)
 		db.Exec(insertEvents, 10, 20)
 		stopAt.release()
 
-		r.waitGap(gapSlotMissing)
-		gap := r.gap(0)
+		r.WaitGap(gapSlotMissing)
+		gap := r.Gap(0)
 		if gap.From == "" || point(t, gap.From) < point(t, known) || point(t, gap.From) > point(t, gap.To) {
 			t.Errorf("gap from %q to %q, want one that begins at %s or later", gap.From, gap.To, known)
 		}
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 20, 30)
-		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.Count("29") == 1 })
 	})
 }
 
@@ -287,8 +287,8 @@ func TestB26_SlotsAreNotReplacedInATightLoop(t *testing.T) {
 func TestB27_PublicationBeforeSlot(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		r := start(t, testConfig(db))
-		r.waitMode(cdc.ModeStreaming)
-		log := r.log.String()
+		r.WaitMode(cdc.ModeStreaming)
+		log := r.Log.String()
 		if p, s := strings.Index(log, "changed the publication"), strings.Index(log, "created the slot"); p < 0 || s < 0 || p > s {
 			t.Error("the slot was not created after the publication")
 		}
@@ -304,10 +304,10 @@ func TestB27_PublicationYoungerThanTheSlot(t *testing.T) {
 		db.Exec("CREATE PUBLICATION " + cfg.Publication + " FOR TABLE events WITH (publish = 'insert', publish_via_partition_root)")
 		db.Exec(insertEvents, 10, 20)
 		r := start(t, cfg)
-		r.waitGap(gapPublication)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitGap(gapPublication)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 20, 30)
-		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.Count("29") == 1 })
 		if n := r.src.Status().Gaps; n != 1 {
 			t.Errorf("Status counts %d gaps, want 1", n)
 		}
@@ -324,14 +324,14 @@ func TestB27_PublicationYoungerThanTheSlotOfAnAdmin(t *testing.T) {
 		db.Exec(insertEvents, 10, 20)
 		r := start(t, cfg)
 		if db.Server().Major() < 18 { // such a slot can never be used
-			err := r.failed()
+			err := r.Failed()
 			if !cdc.IsPermanent(err) || !strings.Contains(err.Error(), "pg_drop_replication_slot") {
 				t.Errorf("Run: %v", err)
 			}
 			return
 		}
-		r.waitGap(gapPublication) // newer servers skip the rows, with a warning
-		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("19") == 1 })
+		r.WaitGap(gapPublication) // newer servers skip the rows, with a warning
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.Count("19") == 1 })
 	})
 }
 
@@ -339,15 +339,15 @@ func TestB27_PublicationReplacedWhileRunning(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 10)
-		r.waitFor(10)
+		r.WaitFor(10)
 		db.Exec("DROP PUBLICATION " + cfg.Publication)
 		db.Exec(insertEvents, 10, 20)
-		r.waitGap(gapPublication)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitGap(gapPublication)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 20, 30)
-		testdb.WaitFor(t, "events after the gap", func() bool { return r.count("29") == 1 })
+		testdb.WaitFor(t, "events after the gap", func() bool { return r.Count("29") == 1 })
 	})
 }
 
@@ -355,13 +355,13 @@ func TestB27_TableTakenOutOfThePublication(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec("CREATE TABLE other (id int); ALTER PUBLICATION " + cfg.Publication + " SET TABLE other")
-		r.waitGap(gapPublicationTable)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitGap(gapPublicationTable)
+		r.WaitMode(cdc.ModeStreaming)
 		db.Exec(insertEvents, 0, 10)
 		db.Exec("INSERT INTO other VALUES (1), (2)")
-		r.waitFor(10)
+		r.WaitFor(10)
 		testdb.WaitFor(t, "the foreign rows to be counted", func() bool { return r.src.Status().ForeignRows == 2 })
 	})
 }
@@ -377,17 +377,17 @@ func TestB28_SlotCreationBehindAnOpenTransaction(t *testing.T) {
 		named := fmt.Sprintf("blocking_pid=%d", blocker.PgConn().PID())
 		impatient := func(r *reader) { r.src.patience = 200 * time.Millisecond }
 		r := start(t, cfg, impatient)
-		testdb.WaitFor(t, "the blocking session to be named", func() bool { return r.log.count(named) > 0 })
-		r.stop()
+		testdb.WaitFor(t, "the blocking session to be named", func() bool { return r.Log.Count(named) > 0 })
+		r.Stop()
 		testdb.WaitFor(t, "no half-made slot", func() bool {
 			return query[int](t, dsn, "SELECT count(*) FROM pg_replication_slots") == 0
 		})
 		again := start(t, cfg, impatient)
-		testdb.WaitFor(t, "the new attempt to wait", func() bool { return again.log.count(named) > 0 })
+		testdb.WaitFor(t, "the new attempt to wait", func() bool { return again.Log.Count(named) > 0 })
 		run(t, blocker, "COMMIT")
-		again.waitMode(cdc.ModeStreaming)
+		again.WaitMode(cdc.ModeStreaming)
 		exec(t, dsn, insertEvents, 2, 12)
-		again.waitFor(10)
+		again.WaitFor(10)
 	})
 }
 
@@ -408,14 +408,14 @@ func TestB30_WaitingForStandbyIsNotDead(t *testing.T) {
 			return query[int](t, dsn, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1 AND failover", cfg.Slot) == 1
 		})
 		exec(t, dsn, insertEvents, 0, 10)
-		r.waitMode(cdc.ModeWaitingForStandby)
-		if n := r.distinct(); n != 0 {
+		r.WaitMode(cdc.ModeWaitingForStandby)
+		if n := r.Distinct(); n != 0 {
 			t.Errorf("%d events arrived before the standby had them", n)
 		}
 		exec(t, dsn, "ALTER SYSTEM SET synchronized_standby_slots = ''")
 		exec(t, dsn, "SELECT pg_reload_conf()")
-		r.waitFor(10)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitFor(10)
+		r.WaitMode(cdc.ModeStreaming)
 	})
 }
 
@@ -423,11 +423,11 @@ func TestB31_StoppingDropsNothing(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
 		r := start(t, cfg)
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		if err := Drop(t.Context(), cfg, false); !errors.Is(err, ErrSlotActive) {
 			t.Errorf("Drop while a session streams: %v", err)
 		}
-		r.stop()
+		r.Stop()
 		waitIdle(t, db.DSN(), cfg.Slot)
 		const there = "SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1) + (SELECT count(*) FROM pg_publication WHERE pubname = $2)"
 		if n := query[int](t, db.DSN(), there, cfg.Slot, cfg.Publication); n != 2 {
@@ -443,7 +443,7 @@ func TestB31_StoppingDropsNothing(t *testing.T) {
 			t.Errorf("Drop of nothing: %v", err)
 		}
 		r.run()
-		r.waitMode(cdc.ModeStreaming)
+		r.WaitMode(cdc.ModeStreaming)
 		if err := Drop(t.Context(), cfg, true); err != nil {
 			t.Errorf("forced Drop: %v", err)
 		}
@@ -468,32 +468,30 @@ func TestB29_AnotherServer(t *testing.T) {
 		return nil
 	}
 	r := start(t, cfg)
-	r.waitMode(cdc.ModeStreaming)
+	r.WaitMode(cdc.ModeStreaming)
 	for range 5 { // far ahead of a new server
 		one.Exec("SELECT pg_switch_wal()")
 	}
 	one.Exec(insertEvents, 0, 10)
-	r.waitFor(10)
-	old := r.lastPosition()
+	r.WaitFor(10)
+	old := r.Last()
 	close(moved)
 	one.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '" + cfg.Slot + "'")
-	r.waitGap(gapServerChanged)
-	r.waitMode(cdc.ModeStreaming)
-	r.mu.Lock()
-	r.noAck = true
-	r.mu.Unlock()
+	r.WaitGap(gapServerChanged)
+	r.WaitMode(cdc.ModeStreaming)
+	r.Ack(false)
 	exec(t, far.DSN("postgres"), insertEvents, 10, 20)
-	r.waitFor(20)
-	if !strings.HasSuffix(string(r.lastPosition()), "#1") {
-		t.Errorf("position %s is not of a new epoch", r.lastPosition())
+	r.WaitFor(20)
+	if !strings.HasSuffix(string(r.Last()), "#1") {
+		t.Errorf("position %s is not of a new epoch", r.Last())
 	}
 	r.src.Ack(old) // a late acknowledgement, of a larger position on the old server
 	at := confirmedLSN(t, far.DSN("postgres"), cfg.Slot)
-	if at >= point(t, r.lastPosition()) {
+	if at >= point(t, r.Last()) {
 		t.Errorf("confirmed %s by an acknowledgement of %s from the other server", at, old)
 	}
-	r.src.Ack(r.lastPosition())
+	r.src.Ack(r.Last())
 	testdb.WaitFor(t, "the confirmation", func() bool {
-		return confirmedLSN(t, far.DSN("postgres"), cfg.Slot) >= point(t, r.lastPosition())
+		return confirmedLSN(t, far.DSN("postgres"), cfg.Slot) >= point(t, r.Last())
 	})
 }
