@@ -5,7 +5,7 @@
 // ledger): the set of events that the writers committed equals the set that was
 // delivered, with exactly one delivery row per (event, handler); nothing that was
 // rolled back was seen; and a handler ran more often than its row accounts for
-// only where a fault that the test made explains it. TestB… and TestQ… carry the
+// only where a fault that the test made explains it. TestB…, TestQ… and TestT… carry the
 // number of the known failure of another product that they would find here.
 //
 // A dispatcher that is to be killed is a real process: the test binary starts
