@@ -34,6 +34,14 @@ func drainAll(ctx context.Context, b *bench) error {
 		b.report.ratio("drain, 1 handler, over River", "≥ 2.0", ours.rate/river.rate)
 		b.costs("cdc-dispatcher", ours)
 		b.costs("river", river)
+		bare, err := b.drainBare(ctx)
+		if err != nil {
+			return err
+		}
+		b.report.show("drain, 1 handler", "bare SQL, two connections", "deliveries/s", bare.rate)
+		b.report.ratio("drain, 1 handler, over bare SQL", "", ours.rate/bare.rate)
+		b.report.ratio("drain, 1 handler, bare SQL over River", "", bare.rate/river.rate)
+		b.costs("bare SQL, two connections", bare)
 		for _, handlers := range []int{3, 10} {
 			many, err := b.drain(ctx, handlers, payloadPad)
 			if err != nil {

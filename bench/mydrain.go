@@ -121,7 +121,7 @@ func (s *myServer) bare(ctx context.Context) error {
 			return err
 		}
 		for at := 0; at < s.b.events; at += myRows {
-			from, to := myEventID(at), myEventID(at+myRows-1)
+			from, to := eventID(at), eventID(at+myRows-1)
 			for _, sql := range []string{"START TRANSACTION", myFanOutSQL(from, to), myMarkSQL(from, to), "COMMIT"} {
 				if _, err := conn.ExecContext(ctx, sql); err != nil {
 					return fmt.Errorf("bare fan-out: %w", err)
@@ -141,7 +141,7 @@ func (s *myServer) bare(ctx context.Context) error {
 			return err
 		}
 		for at := range made {
-			if _, err := conn.ExecContext(ctx, myOutcomeSQL(myEventID(at), myEventID(at+myRows-1))); err != nil {
+			if _, err := conn.ExecContext(ctx, myOutcomeSQL(eventID(at), eventID(at+myRows-1))); err != nil {
 				return fmt.Errorf("bare outcomes: %w", err)
 			}
 		}

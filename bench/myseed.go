@@ -8,9 +8,6 @@ import (
 	"strings"
 )
 
-// myEventID is the id of event number n. Ids rise, as version 7 does.
-func myEventID(n int) string { return fmt.Sprintf("%s%012x", eventIDStart, n) }
-
 // myEventSQL inserts one event, whose number is an expression; the values are what an application with this table writes.
 func myEventSQL(n string) string {
 	id := "CONCAT('" + eventIDStart + "', LPAD(LOWER(HEX(" + n + ")), 12, '0'))"
@@ -88,7 +85,7 @@ func myFanOutSQL(from, to string) string {
 		state, attempts, next_retry_at, created_date, updated_date, claim_count, lease_token, lease_until, lease_owner)
 	SELECT id, id, 'handler-0', namespace, action_id, action_name, action_params,
 		started_date, completion_date, model_id, model_type, event_type, payload, event_date, traceparent, headers,
-		'PENDING', 0, UTC_TIMESTAMP(6) + INTERVAL 60 SECOND, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 1, '` + myEventID(0) + `', UTC_TIMESTAMP(6) + INTERVAL 60 SECOND,
+		'PENDING', 0, UTC_TIMESTAMP(6) + INTERVAL 60 SECOND, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 1, '` + eventID(0) + `', UTC_TIMESTAMP(6) + INTERVAL 60 SECOND,
 		'a host of some name/12345/0123456789abcdef'
 	FROM eventlog.events WHERE id BETWEEN '` + from + `' AND '` + to + `' AND delivered = 0`
 }

@@ -21,7 +21,10 @@ const (
 	jobPad     = 239
 )
 
-// eventNumber is the n of the n-th event, from its id. Ids rise, as version 7 does.
+// eventID is the id of event number n. Ids rise, as version 7 does.
+func eventID(n int) string { return fmt.Sprintf("%s%012x", eventIDStart, n) }
+
+// eventNumber is the n of the n-th event, from its id.
 func eventNumber(id string) int {
 	n, err := strconv.ParseUint(id[len(eventIDStart):], 16, 48)
 	if err != nil {
