@@ -82,25 +82,13 @@ type statement struct {
 // changeRows runs a statement that changes rows, as a transaction of its own, and returns what scan
 // makes of the rows that it returns.
 func changeRows[T any](ctx context.Context, s *Store, with settings, scan pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
-	return changeAll(ctx, s, with, scan, []statement{{sql, args}})
-}
-
-// changeAll runs statements as one transaction, in one round trip, and returns what scan makes of the rows of all of them.
-func changeAll[T any](ctx context.Context, s *Store, with settings, scan pgx.RowToFunc[T], statements []statement) (list []T, err error) {
-	err = s.batch(ctx, with, statements, func(results pgx.BatchResults) error {
-		list = nil
-		for range statements {
-			rows, err := results.Query()
-			if err != nil {
-				return err
-			}
-			some, err := pgx.CollectRows(rows, scan)
-			if err != nil {
-				return err
-			}
-			list = append(list, some...)
+	err = s.batch(ctx, with, []statement{{sql, args}}, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err != nil {
+			return err
 		}
-		return nil
+		list, err = pgx.CollectRows(rows, scan)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -124,7 +112,7 @@ func (s *Store) changeOnly(ctx context.Context, sql string, args ...any) (tag pg
 	return tag, err
 }
 
-// batch sends the settings and the statements. It returns after the commit, whose failure is
+// batch sends the settings and the statements, as one transaction, in one round trip. It returns after the commit, whose failure is
 // an error like any other.
 func (s *Store) batch(ctx context.Context, with settings, statements []statement, read func(pgx.BatchResults) error) error {
 	b := &pgx.Batch{}

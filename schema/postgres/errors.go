@@ -28,9 +28,12 @@ const (
 // the row out can.
 func (s *Store) Rejected(err error) bool { return rejected(err) }
 
+// errNoUUID is what the database would say of an event's id that is none.
+var errNoUUID = errors.New("the id of an event is not a UUID")
+
 func rejected(err error) bool {
 	code := sqlState(err)
-	if code == codeDataCorrupted {
+	if code == codeDataCorrupted || errors.Is(err, errNoUUID) {
 		return true
 	}
 	switch class(code) {

@@ -100,11 +100,10 @@ type fanBatch struct {
 	// repeated counts fans that are in the batch twice; duplicates names those that differ.
 	repeated   int
 	duplicates []string
-	targets    map[uuid.UUID]delivery.Created
 }
 
 func newFanBatch(batch delivery.FanOut) *fanBatch {
-	b := &fanBatch{FanOut: batch, targets: map[uuid.UUID]delivery.Created{}}
+	b := &fanBatch{FanOut: batch}
 	all := make([]int, len(batch.Fans))
 	for i := range all {
 		all[i] = i
@@ -161,20 +160,20 @@ func (b *fanBatch) withTargets(events []int64) []int64 {
 // targetArgs are parameters 4 to 13 of insertSQL, for the given events.
 func (b *fanBatch) targetArgs(events []int64) []any {
 	var (
-		ids, handlers, blocked, details []string
-		numbers, windows                []int64
-		leases                          []bool
+		ids                        []pgtype.UUID
+		handlers, blocked, details []string
+		numbers, windows           []int64
+		leases                     []bool
 	)
 	for _, n := range events {
-		for j, target := range b.Fans[b.order[n-1]].Targets {
-			ids = append(ids, target.ID.String())
+		for _, target := range b.Fans[b.order[n-1]].Targets {
+			ids = append(ids, asUUID(target.ID))
 			numbers = append(numbers, n)
 			handlers = append(handlers, target.Handler)
 			leases = append(leases, target.Lease)
 			windows = append(windows, micros(target.Window))
 			blocked = append(blocked, target.Blocked)
 			details = append(details, clean(target.Detail))
-			b.targets[target.ID] = delivery.Created{Fan: b.order[n-1], Target: j}
 		}
 	}
 	return []any{
@@ -183,15 +182,49 @@ func (b *fanBatch) targetArgs(events []int64) []any {
 	}
 }
 
+// count counts the targets of events, and those of them that are to be leased.
+func (b *fanBatch) count(events []int64) (targets int, leases int64) {
+	for _, n := range events {
+		for _, target := range b.Fans[b.order[n-1]].Targets {
+			targets++
+			if wantsLease(target) {
+				leases++
+			}
+		}
+	}
+	return targets, leases
+}
+
+// asked is what was created when a statement did all that it was asked for.
+func (b *fanBatch) asked(events []int64, targets int) []delivery.Created {
+	list := make([]delivery.Created, 0, targets)
+	for _, n := range events {
+		fan := b.order[n-1]
+		for j, target := range b.Fans[fan].Targets {
+			list = append(list, delivery.Created{Fan: fan, Target: j, Leased: wantsLease(target)})
+		}
+	}
+	return list
+}
+
+// wantsLease says that the delivery is to be created leased. It is not if its time is over already.
+func wantsLease(t delivery.Target) bool { return t.Lease && t.Blocked == "" }
+
 // created translates what a statement inserted.
 func (b *fanBatch) created(inserted, leased []pgtype.UUID) []delivery.Created {
+	targets := make(map[uuid.UUID]delivery.Created)
+	for _, fan := range b.order {
+		for j, target := range b.Fans[fan].Targets {
+			targets[target.ID] = delivery.Created{Fan: fan, Target: j}
+		}
+	}
 	isLeased := make(map[uuid.UUID]bool, len(leased))
 	for _, id := range leased {
 		isLeased[id.Bytes] = true
 	}
 	list := make([]delivery.Created, 0, len(inserted))
 	for _, id := range inserted {
-		c := b.targets[id.Bytes]
+		c := targets[id.Bytes]
 		c.Leased = isLeased[id.Bytes]
 		list = append(list, c)
 	}
@@ -203,29 +236,43 @@ func (s *Store) fanOutRows(ctx context.Context, t *eventTable, b *fanBatch, resu
 		return nil
 	}
 	var (
-		all       []int64
-		ids, keys []string
-		targets   []int64
+		all     []int64
+		ids     []pgtype.UUID
+		keys    []string
+		targets []int64
 	)
 	for i, fan := range b.order[:b.rows] {
 		e := &b.Fans[fan].Event
+		id, err := uuid.Parse(e.ID)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errNoUUID, err)
+		}
 		all = append(all, int64(i)+1)
-		ids = append(ids, e.ID)
+		ids = append(ids, asUUID(id))
 		keys = append(keys, cmp.Or(e.Key, e.ID))
 		targets = append(targets, int64(len(b.Fans[fan].Targets)))
 	}
 	var (
-		inserted, leased  []pgtype.UUID
-		fresh, duplicates []int64
+		asAsked, allMarked bool
+		inserted, leased   []pgtype.UUID
+		fresh, duplicates  []int64
 	)
 	s.markLate(ctx, t)
+	count, leases := b.count(all)
 	args := append([]any{ids, keys, targets}, b.targetArgs(all)...)
-	if err := s.changeRow(ctx, durableFor(max(b.rows, len(b.targets))), []any{&inserted, &leased, &fresh, &b.absent, &duplicates, &b.unmarked}, t.fanOut, args...); err != nil {
+	into := []any{&asAsked, &allMarked, &inserted, &leased, &fresh, &b.absent, &duplicates, &b.unmarked}
+	if err := s.changeRow(ctx, durableFor(max(b.rows, count)), into, t.fanOut, append(args, leases)...); err != nil {
 		return err
 	}
-	result.Created = b.created(inserted, leased)
-	result.Fresh = len(fresh)
-	result.Repeated = b.repeated + b.rows - len(fresh) - len(b.absent)
+	result.Created = b.asked(all, count)
+	if !asAsked {
+		result.Created = b.created(inserted, leased)
+	}
+	result.Fresh = b.rows
+	if !allMarked {
+		result.Fresh = len(fresh)
+	}
+	result.Repeated = b.repeated + b.rows - result.Fresh - len(b.absent)
 	result.DuplicateIDs = b.duplicates
 	for _, n := range duplicates {
 		if id := b.event(n).ID; !slices.Contains(b.duplicates, id) {
@@ -310,7 +357,8 @@ func (s *Store) fanOutImages(
 		fresh, marked    []int64
 	)
 	args := b.imageArgs(images, t.inColumn())
-	with := durableFor(max(len(images), len(b.targets)))
+	count, _ := b.count(images)
+	with := durableFor(max(len(images), count))
 	if err := s.changeRow(ctx, with, []any{&inserted, &leased, &fresh, &marked}, sql, args...); err != nil {
 		return err
 	}

@@ -209,7 +209,7 @@ func TestFanOutReadsWhatItMarks(t *testing.T) {
 			}
 			for _, n := range []int{few, n} {
 				fanOut := explain(t, db, durableFor(n), events.fanOut, ids[:n], ids[:n], numbers[:n], targets[:n], numbers[:n], fill("h")[:n],
-					make([]bool, n), make([]int64, n), fill("")[:n], fill("")[:n], uuid.NewString(), "o", int64(1))
+					make([]bool, n), make([]int64, n), fill("")[:n], fill("")[:n], uuid.NewString(), "o", int64(1), int64(0))
 				if blocks := fanOut.Hit + fanOut.Read; blocks > n*30 {
 					t.Errorf("statistics %v: a fan-out of %d events touched %d blocks", analysed, n, blocks)
 				}

@@ -78,10 +78,12 @@ FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
 WHERE d.lease_token = o.token AND {open} AND o.id NOT IN (SELECT id FROM target)`
 
 // succeedSQL is settleSQL for outcomes that are all successes, which is nearly all there are: a third of its
-// cost. It says nothing about those that it leaves out; settleSQL is asked about them.
+// cost. It says whether all were written, and which if not, and nothing about those that it
+// leaves out; settleSQL is asked about them. The clock is read once, with the first row locked: whoever holds the token when its
+// row is locked has been alone with it until then.
 const succeedSQL = `
 WITH outcome AS MATERIALIZED (
-    SELECT o.id::uuid AS id, o.token::uuid AS token FROM unnest($1::text[], $2::text[]) AS o (id, token)
+    SELECT o.id, o.token FROM unnest($1::uuid[], $2::uuid[]) AS o (id, token)
 ), clock AS MATERIALIZED (
     SELECT {now} AS now
 ), target AS MATERIALIZED (
@@ -89,21 +91,24 @@ WITH outcome AS MATERIALIZED (
     FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
     WHERE d.lease_token = o.token AND {open}
     FOR NO KEY UPDATE OF d SKIP LOCKED
+), written AS (
+    UPDATE {deliveries} AS d SET
+        state = 'SUCCEEDED',
+        claim_count = GREATEST({claims}, 0),
+        lease_token = NULL,
+        lease_until = NULL,
+        lease_owner = NULL,
+        lost_claims = NULL,
+        reason = NULL,
+        last_error = NULL,
+        finished_date = c.now,
+        updated_date = c.now
+    FROM target AS o CROSS JOIN clock AS c
+    WHERE d.id = o.id AND d.lease_until > c.now
+    RETURNING d.id
 )
-UPDATE {deliveries} AS d SET
-    state = 'SUCCEEDED',
-    claim_count = GREATEST({claims}, 0),
-    lease_token = NULL,
-    lease_until = NULL,
-    lease_owner = NULL,
-    lost_claims = NULL,
-    reason = NULL,
-    last_error = NULL,
-    finished_date = c.now,
-    updated_date = c.now
-FROM target AS o CROSS JOIN clock AS c
-WHERE d.id = o.id AND d.lease_until > {now}
-RETURNING d.id, d.state, false`
+SELECT w.n = cardinality($1::uuid[]), CASE WHEN w.n < cardinality($1::uuid[]) THEN ARRAY(SELECT id FROM written) END
+FROM (SELECT count(*) AS n FROM written) AS w`
 
 // Parts of settleSQL. The comparisons are written so that no sum leaves the range of a timestamp:
 // event_date may be anything.
@@ -173,19 +178,56 @@ func (s *Store) settle(ctx context.Context, successes, others []delivery.Outcome
 		statements = append(statements, statement{s.sql.settle, outcomeArgs(others)})
 	}
 	err = again(ctx, func() error {
-		settled, err = changeAll(ctx, s, fastFor(max(len(successes), len(others))), scanSettled, statements)
-		return err
+		return s.batch(ctx, fastFor(max(len(successes), len(others))), statements, func(results pgx.BatchResults) error {
+			settled = make([]delivery.Settled, 0, len(successes)+len(others))
+			if len(successes) > 0 {
+				var all bool
+				var written []pgtype.UUID
+				if err := results.QueryRow().Scan(&all, &written); err != nil {
+					return err
+				}
+				settled = appendWritten(settled, successes, all, written)
+			}
+			if len(others) == 0 {
+				return nil
+			}
+			rows, err := results.Query()
+			if err != nil {
+				return err
+			}
+			settled, err = pgx.AppendRows(settled, rows, scanSettled)
+			return err
+		})
 	})
-	return settled, err
+	if err != nil {
+		return nil, err
+	}
+	return settled, nil
+}
+
+// appendWritten translates what succeedSQL returns.
+func appendWritten(settled []delivery.Settled, successes []delivery.Outcome, all bool, written []pgtype.UUID) []delivery.Settled {
+	if all {
+		for _, o := range successes {
+			settled = append(settled, delivery.Settled{ID: o.ID, State: delivery.Succeeded})
+		}
+	}
+	for _, id := range written {
+		settled = append(settled, delivery.Settled{ID: id.Bytes, State: delivery.Succeeded})
+	}
+	return settled
 }
 
 func successArgs(outcomes []delivery.Outcome) []any {
-	ids, tokens := make([]string, len(outcomes)), make([]string, len(outcomes))
+	ids, tokens := make([]pgtype.UUID, len(outcomes)), make([]pgtype.UUID, len(outcomes))
 	for i, o := range outcomes {
-		ids[i], tokens[i] = o.ID.String(), o.Token.String()
+		ids[i], tokens[i] = asUUID(o.ID), asUUID(o.Token)
 	}
 	return []any{ids, tokens}
 }
+
+// asUUID is what a list for the database is made of.
+func asUUID(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }
 
 func outcomeArgs(outcomes []delivery.Outcome) []any {
 	var (
