@@ -62,7 +62,7 @@ func TestFanOutOfABacklogAfterQuietTimes(t *testing.T) {
 				}
 				fill := func(s string) []string { return slices.Repeat([]string{s}, n) }
 				fanOut := explain(t, db, durable, events.fanOut, ids, ids, numbers, targets, numbers, fill("h"),
-					make([]bool, n), make([]int64, n), fill(""), fill(""), uuid.NewString(), "o", int64(1))
+					make([]bool, n), make([]int64, n), fill(""), fill(""), uuid.NewString(), "o", int64(1), int64(0))
 				if pairs := fanOut.compared(); pairs > 10*n {
 					t.Errorf("a fan-out of %d events compared %.0f pairs of rows in vain", n, pairs)
 				}
