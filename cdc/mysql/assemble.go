@@ -1,9 +1,7 @@
 package mysql
 
 import (
-	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"time"
 
@@ -282,121 +280,6 @@ func (a *assembler) drop() error {
 	return nil
 }
 
-// rows takes a row event.
-func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
-	g := &a.group
-	if ev.Flags&replication.RowsEventStmtEndFlag != 0 {
-		defer func() { a.group.mapped = false }()
-	}
-	table, registered := find(a.tables, tableOf(ev.Table), a.fold)
-	switch {
-	case registered && isInsert(e.Header.EventType):
-	case registered, a.isOwn(table):
-		delete(e.rows, ev) // marks of fanned-out events are updates of the event table
-		g.ownWrites = true
-		a.counts.own++
-		return nil
-	default:
-		g.others = true
-		a.counts.foreign++
-		return nil
-	}
-	g.ours = true
-	if !g.open {
-		// Nobody knows whose they are, or whether they stay.
-		delete(e.rows, ev)
-		a.damage(gapDecode, fmt.Sprintf("rows of %s came outside of a transaction", table))
-		return nil
-	}
-	if g.prepared || g.dropped {
-		delete(e.rows, ev)
-		return nil
-	}
-	if !complete(ev) {
-		delete(e.rows, ev)
-		return a.leaveToPoller(sweepRowImage, table, "a row came without all of its columns; binlog_row_image is not FULL in some session")
-	}
-	l, err := a.layout(table, ev.Table)
-	if columns := new(errColumns); errors.As(err, &columns) {
-		delete(e.rows, ev)
-		return a.leaveToPoller(sweepColumns, table, columns.why+"; set binlog_row_metadata to FULL")
-	}
-	if err != nil {
-		return err
-	}
-	if err := e.decode(ev); err != nil {
-		return a.undecodable(table)
-	}
-	return a.collect(table, l, ev)
-}
-
-// collect takes the decoded rows of one event, and lets go of each part that is full.
-func (a *assembler) collect(table Table, l *layout, ev *replication.RowsEvent) error {
-	g := &a.group
-	for i := range ev.Rows {
-		record, size, err := l.record(ev.Rows[i])
-		if err != nil {
-			return a.undecodable(table)
-		}
-		ev.Rows[i] = nil // the packet is as large as all rows of its event
-		if len(g.records) >= a.limits.records || g.bytes >= a.limits.bytes {
-			if err := a.full(table); err != nil {
-				return err
-			}
-			if g.dropped {
-				return nil
-			}
-		}
-		g.records = append(g.records, record)
-		g.bytes += size
-	}
-	return nil
-}
-
-// full: the records that are held make a part.
-func (a *assembler) full(table Table) error {
-	g := &a.group
-	if g.certain && !g.hold {
-		part := cdc.Transaction{Records: g.records, Partial: true, CommitTime: g.commit, Epoch: a.epoch}
-		g.records, g.bytes, g.inParts = make([]cdc.Record, 0, a.limits.records), 0, true
-		return a.emit(part)
-	}
-	if !g.hold {
-		g.dropped, g.again, g.records, g.bytes = true, true, nil, 0
-		return nil
-	}
-	if len(g.records) < holdFactor*a.limits.records && g.bytes < holdFactor*a.limits.bytes {
-		return nil
-	}
-	g.dropped, g.records, g.bytes = true, nil, 0
-	return a.leaveToPoller(sweepLarge, table, "a transaction that may be rolled back in part is too large to be held")
-}
-
-// leaveToPoller: the table has, or will have, rows that are not handed over from here.
-func (a *assembler) leaveToPoller(sweep string, table Table, why string) error {
-	if a.group.sweep == "" {
-		a.group.sweep = sweep
-	}
-	a.warn(sweep, table, why)
-	return nil
-}
-
-// undecodable gives a row up if it could not be decoded before.
-func (a *assembler) undecodable(table Table) error {
-	if at := a.where(); at != a.forgive {
-		return &undecodable{at}
-	}
-	a.damage(gapDecode, fmt.Sprintf("a row of %s in transaction %s cannot be decoded", table, a.where()))
-	return nil
-}
-
-// damage: the group ends with a gap.
-func (a *assembler) damage(reason, sentence string) {
-	if g := &a.group; g.gap == "" {
-		g.gap, g.damage = reason, sentence
-	}
-}
-
 // finish ends the open group.
 func (a *assembler) finish(h *replication.EventHeader, committed bool) error {
 	if !a.group.open {
@@ -495,50 +378,4 @@ func (a *assembler) announce(g group) error {
 		Gap:      &cdc.Gap{Reason: g.gap, Detail: g.damage, From: at, To: at},
 		Position: at, Epoch: a.epoch,
 	})
-}
-
-// layout returns how rows of a table map are read.
-func (a *assembler) layout(table Table, m *replication.TableMapEvent) (*layout, error) {
-	if l := a.layouts[table]; l != nil && string(l.signature) == string(signature(m)) {
-		return l, nil
-	}
-	d, err := a.lookUp(table)
-	if err != nil {
-		return nil, err
-	}
-	l, err := newLayout(table, m, d)
-	if err != nil {
-		return nil, err
-	}
-	a.layouts[table] = l
-	return l, nil
-}
-
-func (a *assembler) isOwn(t Table) bool {
-	if _, ok := find(a.own, t, a.fold); ok {
-		return true
-	}
-	_, ok := find(a.own, Table{Schema: t.Schema}, a.fold)
-	return ok
-}
-
-func isInsert(t replication.EventType) bool {
-	switch t {
-	case replication.WRITE_ROWS_EVENTv0, replication.WRITE_ROWS_EVENTv1, replication.WRITE_ROWS_EVENTv2,
-		replication.MARIADB_WRITE_ROWS_COMPRESSED_EVENT_V1:
-		return true
-	}
-	return false
-}
-
-// complete says that the image has every column.
-func complete(ev *replication.RowsEvent) bool {
-	set := 0
-	for i, b := range ev.ColumnBitmap1 {
-		if rest := int(ev.ColumnCount) - 8*i; rest < 8 {
-			b &= 1<<max(rest, 0) - 1
-		}
-		set += bits.OnesCount8(b)
-	}
-	return set == int(ev.ColumnCount)
 }
