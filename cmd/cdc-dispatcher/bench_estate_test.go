@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
@@ -276,4 +278,37 @@ func TestBench_Refuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBench_SlotInUse: a slot whose session has not noticed that its client is gone is freed by ending the session.
+func TestBench_SlotInUse(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		e := postgresEstate(t, major)
+		before := e.inventory()
+		config, err := pgconn.ParseConfig(e.dsn + "&replication=database")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lingering, err := pgconn.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer lingering.Close(context.Background())
+		r := runBench(t.Context(), smallBench(e.dsn), "removing", func() {
+			name := e.scratchName()
+			active := func() bool {
+				return e.count("SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name = '"+name+"'") == 1
+			}
+			testdb.WaitFor(t, "the reader's own session to end", func() bool { return !active() })
+			lingering.Frontend().SendQuery(&pgproto3.Query{String: "START_REPLICATION SLOT " + name + " LOGICAL 0/0 (proto_version '1', publication_names '" + name + "')"})
+			if err := lingering.Frontend().Flush(); err != nil {
+				t.Error(err)
+			}
+			testdb.WaitFor(t, "the slot to be in use", active)
+		})
+		if r.err != nil {
+			t.Errorf("%v\n%s", r.err, r.words)
+		}
+		e.unchanged(t, before)
+	})
 }
