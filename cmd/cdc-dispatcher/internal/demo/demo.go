@@ -86,7 +86,8 @@ func interrupts(ctx context.Context) (calm, hurry context.Context, stop func()) 
 	calm, stopCalm := context.WithCancel(ctx)
 	hurry, stopHurry := context.WithCancel(context.WithoutCancel(ctx))
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	// A terminal that goes away must not leave a database behind.
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -118,6 +119,27 @@ func TestRun_AsAGuestOnMySQL(t *testing.T) {
 			t.Errorf("%d databases are left behind (%v)", n, err)
 		}
 	})
+}
+
+// The first signal of any kind ends it in order, the second at once.
+func TestInterrupts(t *testing.T) {
+	self, err := os.FindProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
+		calm, hurry, stop := interrupts(t.Context())
+		for _, ctx := range []context.Context{calm, hurry} {
+			if ctx.Err() != nil {
+				t.Fatalf("ended before %v", s)
+			}
+			if err := self.Signal(s); err != nil {
+				t.Fatal(err)
+			}
+			<-ctx.Done()
+		}
+		stop()
+	}
 }
 
 // The demo as a guest on somebody's server, live, and interrupted: it ends in order and
