@@ -97,10 +97,17 @@ type estate struct {
 	poor func() (dsn, grant string)
 }
 
-// eachEstate runs fn with a furnished database on each server.
+// eachEstate runs fn with a furnished database on each server, on all at the same time: most of a run is waiting. An inventory is
+// that of the server, so no two tests share one.
 func eachEstate(t *testing.T, fn func(t *testing.T, e *estate)) {
-	testdb.EachPostgres(t, func(t *testing.T, major int) { fn(t, postgresEstate(t, major)) })
-	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) { fn(t, mysqlEstate(t, kind)) })
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		t.Parallel()
+		fn(t, postgresEstate(t, major))
+	})
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
+		fn(t, mysqlEstate(t, kind))
+	})
 }
 
 // unchanged fails the test when the inventory is another one than before.
