@@ -48,8 +48,8 @@ type Config struct {
 
 	// Recall returns the last position that a reader of this source is known to have confirmed, in whatever process, and
 	// an empty one when there was none. It is asked when the slot is missing and this process has not seen it: if
-	// somebody has read from it, its absence is a loss (gap slot_missing), otherwise this is a first start. An error
-	// is tried again. Nil means that nobody remembers.
+	// somebody has read from it, its absence is a loss (gap slot_missing), otherwise this is a first start. It has
+	// as long as a connection, ConnectTimeout. An error is tried again. Nil means that nobody remembers.
 	Recall func(ctx context.Context) (cdc.Position, error)
 
 	// StandbyPoll is how often a standby looks whether the slot is free. Default 1 s.

@@ -91,6 +91,8 @@ func (s *Source) recall(ctx context.Context, slot slotState) error {
 	if slot.exists || s.memory.hadSlot || s.cfg.Recall == nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
+	defer cancel()
 	position, err := s.cfg.Recall(ctx)
 	if err != nil {
 		return retryable(reasonRecall, fmt.Errorf("slot %q is missing, and whether there was one is not known: %w", s.cfg.Slot, err),

@@ -125,10 +125,17 @@ func TestB26_SlotDroppedWhileRunning(t *testing.T) {
 func TestB26_SlotDroppedWhileNobodyRan(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
 		cfg := testConfig(db)
+		cfg.ConnectTimeout = 3 * time.Second // of which one is waited for
+		silent := true
 		asked := make(chan struct{})
 		var once sync.Once
 		answer := make(chan error)
 		cfg.Recall = func(ctx context.Context) (cdc.Position, error) {
+			if silent {
+				silent = false
+				<-ctx.Done()
+				return "", ctx.Err()
+			}
 			once.Do(func() { close(asked) })
 			select {
 			case err := <-answer:
@@ -246,14 +253,23 @@ func (h *haltingHandler) Handle(_ context.Context, r slog.Record) error {
 
 func (h *haltingHandler) release() { h.freed.Do(func() { close(h.resume) }) }
 
-// dropUnderneath drops a slot that a reader streams from, which fights for it.
+// dropUnderneath drops a slot that a reader streams from, which fights for it: the reader is back within 20 ms, so that the
+// server, which looks for the end of a session every 100 ms, must not be asked to wait for it.
 func dropUnderneath(t *testing.T, db *testdb.DB, slot string) {
 	t.Helper()
 	conn := connect(t, db.DSN())
 	testdb.WaitFor(t, "the slot to be dropped", func() bool {
 		_, err := conn.Exec(t.Context(), `DO $$ BEGIN
-			PERFORM pg_terminate_backend(active_pid, 1000) FROM pg_replication_slots WHERE slot_name = '`+slot+`' AND active;
-			PERFORM pg_drop_replication_slot('`+slot+`');
+			PERFORM pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '`+slot+`' AND active;
+			FOR try IN 1 .. 100 LOOP
+				BEGIN
+					PERFORM pg_drop_replication_slot('`+slot+`');
+					RETURN;
+				EXCEPTION WHEN object_in_use THEN
+					PERFORM pg_sleep(0.0005);
+				END;
+			END LOOP;
+			RAISE object_in_use;
 		END $$`)
 		return err == nil
 	})
