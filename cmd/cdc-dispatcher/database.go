@@ -107,6 +107,10 @@ func (d *database) tables(log *slog.Logger) (tables, error) {
 	if d.my != nil {
 		return d.mysqlStore(log)
 	}
+	return d.postgresStore(log)
+}
+
+func (d *database) postgresStore(log *slog.Logger) (*postgres.Store, error) {
 	return postgres.New(d.pg, postgres.Config{Schema: d.source.Schema, Table: d.source.Table, Logger: log})
 }
 
@@ -123,7 +127,7 @@ func (d *database) operator() (operator, error) {
 		}
 		return mysql.NewAdmin(st, admin.Config{}), nil
 	}
-	st, err := postgres.New(d.pg, postgres.Config{Schema: d.source.Schema, Table: d.source.Table})
+	st, err := d.postgresStore(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +146,7 @@ func (d *database) migrator() (*migrate.Migrator, error) {
 func (d *database) reader(owner string, log *slog.Logger) (cdc.Source, error) {
 	s := d.source
 	if d.my == nil {
-		st, err := postgres.New(d.pg, postgres.Config{Schema: s.Schema, Table: s.Table, Logger: log})
+		st, err := d.postgresStore(log)
 		if err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -180,6 +181,17 @@ func TestLookBackBoundsTheLook(t *testing.T) {
 			if diff := cmp.Diff([]string{"2031-05-16", "2031-05-17"}, got); diff != "" {
 				t.Errorf("%s:\n%s", typ, diff)
 			}
+		}
+	})
+}
+
+// An id that is none is the event's fault, as if the database had said so: the fan-out halves its batch until it stands alone.
+func TestAnIdThatIsNoUUIDIsRejected(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		s := newStore(t, newTestDB(t, major, layouts()[0]).Pool(), schema.Table{})
+		_, err := s.FanOut(t.Context(), delivery.FanOut{Fans: []delivery.Fan{{Event: event.Event{ID: "secret", Type: "a"}}}})
+		if err == nil || !s.Rejected(err) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("got %v", err)
 		}
 	})
 }
