@@ -86,11 +86,15 @@ func realMain() error {
 			failed = append(failed, fmt.Errorf("%s: %w", e.name, err))
 			fmt.Fprintln(os.Stderr, "bench:", failed[len(failed)-1])
 		}
+		// After each of them, so that two hours are not lost with the last one.
+		if o.out == "" {
+			continue
+		}
+		if err := b.report.write(o.out); err != nil {
+			return errors.Join(append(failed, err)...)
+		}
 	}
 	fmt.Print(b.report.table())
-	if o.out != "" {
-		failed = append(failed, b.report.write(o.out))
-	}
 	return errors.Join(failed...)
 }
 
