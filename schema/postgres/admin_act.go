@@ -91,7 +91,7 @@ WITH clock AS MATERIALIZED (
     UPDATE {deliveries} AS d SET {set},
         lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = c.now
     FROM chosen AS x CROSS JOIN clock AS c
-    WHERE d.id = x.id
+    WHERE d.id = ANY (ARRAY[x.id])
     RETURNING d.id, x.was, x.claims, x.reason, x.last_error, c.now
 ), history AS (
     INSERT INTO {attempts} (delivery_id, attempt, outcome, reason, error, message, started_date, duration_us)

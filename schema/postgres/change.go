@@ -11,16 +11,20 @@ import (
 // one round trip.
 //
 // The rows it changes are named by lists, up to two thousand keys at a time, sorted. The
-// planner likes to answer that by reading the whole table into a hash join, up to a few
-// hundred thousand rows, and then locks them in the order of the table. Without hash
-// joins and sequential scans it looks each key up, in order: it reads what it changes, and two
-// statements about the same rows do not deadlock. The plan is made for the lists at
-// hand and the table as it is now; a plan kept from the time when the table was small
-// would not follow its growth until the next ANALYZE. Compilation does not pay for statements
+// planner likes to answer that by reading the whole table, into a hash join, in the order of the key for a merge join, or once for all
+// keys while it takes the table for one of a few rows, and compares each key with each row. Such a statement looks each key up
+// instead, in order: it reads what it changes, and two statements about the same rows do not deadlock. Two forms leave the planner nothing else,
+// whatever it knows about the table:
+//
+//   - a join on "d.id = ANY (ARRAY[o.id])", which can be neither hashed nor merged, so that no reading in the order of the key is thought of;
+//   - an EXISTS with "OFFSET 0", which is no join.
+//
+// Hash joins and sequential scans are off in addition. The plan is made for the lists at hand. Compilation does not pay for statements
 // of milliseconds.
 //
 // For a few rows the plan costs more than the work: half a millisecond that stands between a commit and its
-// handler. Such a statement keeps one plan, made for lists of ten, which looks up each key as well. Where the
+// handler. Such a statement keeps one plan, made for lists of ten, as a rule when the first event of a new installation arrives and the tables are
+// empty; it is kept until the next ANALYZE, however they grow. Where the
 // pool does not prepare statements it is planned each time nevertheless.
 const (
 	tuning = `SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_seqscan', 'off', true),

@@ -83,7 +83,7 @@ UPDATE {deliveries} AS d SET
     finished_date = CASE WHEN r.ends <> 'LATER' THEN c.now END,
     updated_date = c.now
 FROM chosen AS r, clock AS c
-WHERE d.id = r.id
+WHERE d.id = ANY (ARRAY[r.id])
 RETURNING r.n, COALESCE(r.ends, ''), r.place, d.id, d.handler_name, d.attempts, d.claim_count,
     d.event_id::text, d.namespace, d.action_id::text, d.action_name,
     CASE WHEN r.ends IS NULL THEN d.action_params::text END,

@@ -28,7 +28,7 @@ SELECT s.inserted,
        CASE WHEN NOT s.marked THEN ARRAY(SELECT DISTINCT n FROM fresh) END,
        CASE WHEN NOT s.marked THEN ARRAY(SELECT b.n FROM batch b
              WHERE NOT EXISTS (SELECT FROM fresh f WHERE f.n = b.n)
-               AND NOT EXISTS (SELECT FROM {from} t WHERE {id} = b.key)) END,
+               AND NOT EXISTS (SELECT FROM {from} t WHERE {id} = b.key OFFSET 0)) END,
        {duplicates},
        CASE WHEN NOT s.marked THEN {unmarked} END
 FROM (SELECT {all_marked} AS marked,
@@ -44,13 +44,13 @@ WITH batch AS MATERIALIZED (
     FROM unnest($1::bigint[], $2::text[], $3::text[]) AS b (n, id, key)
 ), fresh AS MATERIALIZED (
     SELECT {values}
-    FROM batch AS b JOIN {from} AS t ON {id} = b.key
-    WHERE {pending} AND NOT EXISTS (SELECT FROM {deliveries} d WHERE d.event_id = b.id)
+    FROM batch AS b JOIN {from} AS t ON {id} = ANY (ARRAY[b.key])
+    WHERE {pending} AND NOT EXISTS (SELECT FROM {deliveries} d WHERE d.event_id = b.id OFFSET 0)
 )` + insertSQL + `
 SELECT ARRAY(SELECT id FROM inserted),
        ARRAY(SELECT id FROM inserted WHERE lease_token IS NOT NULL),
        ARRAY(SELECT DISTINCT n FROM fresh),
-       ARRAY(SELECT b.n FROM batch b WHERE NOT EXISTS (SELECT FROM {from} t WHERE {id} = b.key))`
+       ARRAY(SELECT b.n FROM batch b WHERE NOT EXISTS (SELECT FROM {from} t WHERE {id} = b.key OFFSET 0))`
 
 // insertSQL inserts the deliveries of the events in fresh. It follows a WITH, and takes parameters 4 to 13.
 const insertSQL = `
@@ -118,7 +118,7 @@ WITH batch AS MATERIALIZED (
                 $20::text[], $21::text[], $22::text[], $23::bytea[], $24::text[], $25::text[], $26::text[])
         AS i (n, id, namespace, action_id, action_name, action_params, started_date, completion_date,
               model_id, model_type, event_type, payload, event_date, traceparent, headers)
-    WHERE NOT EXISTS (SELECT FROM {deliveries} d WHERE d.event_id = i.id::uuid)
+    WHERE NOT EXISTS (SELECT FROM {deliveries} d WHERE d.event_id = i.id::uuid OFFSET 0)
       AND (SELECT count(*) FROM marked) >= 0
 )` + insertSQL + `
 SELECT ARRAY(SELECT id FROM inserted),
@@ -200,8 +200,8 @@ func (t *eventTable) freshSQL() string {
 	if t.Mark.Kind == schema.MarkNone {
 		return `MATERIALIZED (
     SELECT ` + t.deliveryValues() + `
-    FROM batch AS b JOIN ` + t.from + ` AS t ON ` + t.ref(t.Columns.ID) + ` = b.key
-    WHERE NOT EXISTS (SELECT FROM ` + t.deliveries + ` d WHERE d.event_id = b.id)
+    FROM batch AS b JOIN ` + t.from + ` AS t ON ` + t.byKey() + `
+    WHERE NOT EXISTS (SELECT FROM ` + t.deliveries + ` d WHERE d.event_id = b.id OFFSET 0)
 )`
 	}
 	return `(
@@ -232,7 +232,7 @@ func (t *eventTable) markSQL() string {
 		}
 		guard = t.pendingByKey()
 	}
-	return "UPDATE " + t.from + " AS t SET " + set + " FROM batch AS b WHERE " + t.ref(t.Columns.ID) + " = b.key AND " + guard
+	return "UPDATE " + t.from + " AS t SET " + set + " FROM batch AS b WHERE " + t.byKey() + " AND " + guard
 }
 
 // deliveryValues are the columns of fresh: what a delivery copies from its event (A47).
@@ -271,6 +271,9 @@ func (t *eventTable) deliveryValues() string {
 	return strings.Join(values, ",\n           ")
 }
 
+// byKey joins the event table with batch, in the form that change.go asks for.
+func (t *eventTable) byKey() string { return t.ref(t.Columns.ID) + " = ANY (ARRAY[b.key])" }
+
 // uniqueSQL picks one row per event where the key allows several.
 func (t *eventTable) uniqueSQL() string {
 	if t.uniqueID {
@@ -302,7 +305,7 @@ func (t *eventTable) listUnmarkedSQL() string {
 	}
 	return `ARRAY(SELECT b.n FROM batch b
              WHERE NOT EXISTS (SELECT FROM fresh f WHERE f.n = b.n)
-               AND EXISTS (SELECT FROM ` + t.from + ` AS t WHERE ` + t.ref(t.Columns.ID) + ` = b.key AND ` + t.pendingByKey() + `))`
+               AND EXISTS (SELECT FROM ` + t.from + ` AS t WHERE ` + t.ref(t.Columns.ID) + ` = b.key AND ` + t.pendingByKey() + ` OFFSET 0))`
 }
 
 // duplicatesSQL lists the events of the batch that several rows carry.
@@ -310,6 +313,6 @@ func (t *eventTable) duplicatesSQL() string {
 	if t.uniqueID {
 		return "ARRAY[]::bigint[]"
 	}
-	return `ARRAY(SELECT b.n FROM batch b JOIN ` + t.from + ` AS t ON ` + t.ref(t.Columns.ID) + ` = b.key
+	return `ARRAY(SELECT b.n FROM batch b JOIN ` + t.from + ` AS t ON ` + t.byKey() + `
              GROUP BY b.n HAVING count(*) > 1)`
 }

@@ -62,7 +62,7 @@ const markLateSQL = `
 WITH batch AS MATERIALIZED (
     SELECT b.id::uuid AS id, b.key::{key} AS key, b.targets
     FROM unnest($1::text[], $2::text[], $3::bigint[]) AS b (id, key, targets)
-    JOIN {from} AS t ON {id} = b.key::{key}
+    JOIN {from} AS t ON {id} = ANY (ARRAY[b.key::{key}])
     WHERE {pending}
     FOR NO KEY UPDATE OF t SKIP LOCKED
 )

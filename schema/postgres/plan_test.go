@@ -60,8 +60,13 @@ func explain(t *testing.T, db *testdb.DB, with settings, sql string, args ...any
 			t.Fatal(err)
 		}
 	}
+	return explained(t, tx, sql, append([]any{pgx.QueryExecModeCacheDescribe}, args...)...)
+}
+
+// explained runs a statement and returns what it did.
+func explained(t *testing.T, tx pgx.Tx, sql string, args ...any) plan {
+	t.Helper()
 	var out []byte
-	args = append([]any{pgx.QueryExecModeCacheDescribe}, args...)
 	if err := tx.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+sql, args...).Scan(&out); err != nil {
 		t.Fatal(err)
 	}

@@ -155,7 +155,7 @@ UPDATE {deliveries} AS d SET
     state = 'BLOCKED', reason = 'no_handler', lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = c.now
 FROM unnest($1::text[]) AS o (id)
 CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = o.id::uuid AND {open} AND d.next_retry_at <= c.now
+WHERE d.id = ANY (ARRAY[o.id::uuid]) AND {open} AND d.next_retry_at <= c.now
   AND (d.lease_until IS NULL OR d.lease_until <= c.now)
   AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = d.handler_name OR d.handler_name = ANY (h.aliases))
                   AND h.last_seen > c.now - $2::bigint * interval '1 microsecond')`
@@ -175,7 +175,7 @@ UPDATE {deliveries} AS d SET
     updated_date = c.now
 FROM unnest($1::text[]) AS o (id)
 CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = o.id::uuid AND d.state || '' = 'BLOCKED' AND d.reason = 'no_handler'`
+WHERE d.id = ANY (ARRAY[o.id::uuid]) AND d.state || '' = 'BLOCKED' AND d.reason = 'no_handler'`
 
 // BlockOrphans implements pipeline.RegistryStore. Every delivery that was due for the whole of grace
 // counts, whoever wrote it.
@@ -223,7 +223,7 @@ UPDATE {deliveries} AS d SET
     updated_date = c.now
 FROM unnest($1::text[]) AS o (id)
 CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = o.id::uuid AND {open} AND d.lease_until > c.now + $2::bigint * interval '1 microsecond'`
+WHERE d.id = ANY (ARRAY[o.id::uuid]) AND {open} AND d.lease_until > c.now + $2::bigint * interval '1 microsecond'`
 
 // ShortenLeases implements pipeline.RegistryStore.
 func (s *Store) ShortenLeases(ctx context.Context, longest time.Duration) (int, error) {

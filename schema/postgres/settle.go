@@ -29,7 +29,7 @@ WITH outcome AS MATERIALIZED (
     SELECT {now} AS now
 ), target AS MATERIALIZED (
     SELECT o.*
-    FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
+    FROM outcome AS o JOIN {deliveries} AS d ON d.id = ANY (ARRAY[o.id])
     WHERE d.lease_token = o.token AND {open}
     FOR NO KEY UPDATE OF d SKIP LOCKED
 ), settled AS (
@@ -62,7 +62,7 @@ WITH outcome AS MATERIALIZED (
         finished_date = CASE WHEN o.verdict IN (0, 2, 4) OR (o.verdict = 1 AND ({expired} OR {exhausted})) THEN c.now END,
         updated_date = c.now
     FROM target AS o CROSS JOIN clock AS c
-    WHERE d.id = o.id
+    WHERE d.id = ANY (ARRAY[o.id])
       AND (o.verdict <> 0 OR d.lease_until > {now})
     RETURNING d.id, d.state, d.reason, o.verdict, o.error, o.message, o.attempt, o.took_us, c.now
 ), history AS (
@@ -74,7 +74,7 @@ WITH outcome AS MATERIALIZED (
 SELECT id, state, false FROM settled
 UNION ALL
 SELECT d.id, '', true
-FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
+FROM outcome AS o JOIN {deliveries} AS d ON d.id = ANY (ARRAY[o.id])
 WHERE d.lease_token = o.token AND {open} AND o.id NOT IN (SELECT id FROM target)`
 
 // succeedSQL is settleSQL for outcomes that are all successes, which is nearly all there are: a third of its
@@ -84,13 +84,13 @@ WHERE d.lease_token = o.token AND {open} AND o.id NOT IN (SELECT id FROM target)
 const succeedSQL = `
 WITH outcome AS MATERIALIZED (
     SELECT o.id, o.token FROM unnest($1::uuid[], $2::uuid[]) AS o (id, token)
-), clock AS MATERIALIZED (
-    SELECT {now} AS now
 ), target AS MATERIALIZED (
     SELECT o.id
-    FROM outcome AS o JOIN {deliveries} AS d ON d.id = o.id
+    FROM outcome AS o JOIN {deliveries} AS d ON d.id = ANY (ARRAY[o.id])
     WHERE d.lease_token = o.token AND {open}
     FOR NO KEY UPDATE OF d SKIP LOCKED
+), clock AS MATERIALIZED (
+    SELECT {now} AS now FROM (SELECT count(*) FROM target) AS after_target
 ), written AS (
     UPDATE {deliveries} AS d SET
         state = 'SUCCEEDED',
@@ -103,8 +103,8 @@ WITH outcome AS MATERIALIZED (
         last_error = NULL,
         finished_date = c.now,
         updated_date = c.now
-    FROM target AS o CROSS JOIN clock AS c
-    WHERE d.id = o.id AND d.lease_until > c.now
+    FROM clock AS c
+    WHERE d.id = ANY (ARRAY(SELECT id FROM target)) AND d.lease_until > c.now
     RETURNING d.id
 )
 SELECT w.n = cardinality($1::uuid[]), CASE WHEN w.n < cardinality($1::uuid[]) THEN ARRAY(SELECT id FROM written) END
@@ -277,7 +277,7 @@ WITH lease AS MATERIALIZED (
     SELECT l.id::uuid AS id, l.token::uuid AS token FROM unnest($1::text[], $2::text[]) AS l (id, token)
 ), target AS MATERIALIZED (
     SELECT l.id
-    FROM lease AS l JOIN {deliveries} AS d ON d.id = l.id
+    FROM lease AS l JOIN {deliveries} AS d ON d.id = ANY (ARRAY[l.id])
     WHERE d.lease_token = l.token AND {open}
     FOR NO KEY UPDATE OF d SKIP LOCKED
 ), renewed AS (
@@ -287,13 +287,13 @@ UPDATE {deliveries} AS d SET
     updated_date = c.now
 FROM target AS l
 CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = l.id
+WHERE d.id = ANY (ARRAY[l.id])
 RETURNING d.id
 )
 SELECT id, false FROM renewed
 UNION ALL
 SELECT d.id, true
-FROM lease AS l JOIN {deliveries} AS d ON d.id = l.id
+FROM lease AS l JOIN {deliveries} AS d ON d.id = ANY (ARRAY[l.id])
 WHERE d.lease_token = l.token AND {open} AND l.id NOT IN (SELECT id FROM target)`
 
 // Renew implements pipeline.HandlingStore. A lease that ran out is renewed as long as nobody else
