@@ -124,7 +124,6 @@ func TestAnExistingEkbatanTableHasNoTraceColumns(t *testing.T) {
 	})
 }
 
-// TestCheckSchema: each missing piece is named, and the statement that is printed mends it.
 // In a database of another encoding, connections have that encoding until they are told otherwise.
 func TestRefusesConnectionsThatAreNotUTF8(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
@@ -144,6 +143,7 @@ func TestRefusesConnectionsThatAreNotUTF8(t *testing.T) {
 	})
 }
 
+// TestCheckSchema: each missing piece is named, and the statement that is printed mends it.
 func TestCheckSchema(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		db := newTestDB(t, major, layouts()[0])
@@ -151,7 +151,8 @@ func TestCheckSchema(t *testing.T) {
 		if err := s.CheckSchema(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		db.Exec(`ALTER TABLE eventlog.event_notifications DROP lease_token, DROP payload_raw;
+		db.Exec(`ALTER TABLE eventlog.event_notifications DROP lease_token, DROP payload_raw, DROP lost_claims;
+ALTER TABLE eventlog.sources DROP looked_date;
 DROP INDEX eventlog.event_notifications_claim;
 ALTER TABLE eventlog.event_notifications DROP CONSTRAINT event_notifications_event_id_handler_name_key`)
 		var lacks *SchemaError
@@ -159,7 +160,8 @@ ALTER TABLE eventlog.event_notifications DROP CONSTRAINT event_notifications_eve
 			t.Fatalf("got %v", err)
 		}
 		want := []string{
-			"column event_notifications.lease_token", "column event_notifications.payload_raw",
+			"column event_notifications.lease_token", "column event_notifications.lost_claims", "column event_notifications.payload_raw",
+			"column sources.looked_date",
 			"unique index event_notifications (event_id, handler_name)", "index event_notifications (handler_name, next_retry_at)",
 		}
 		if diff := cmp.Diff(want, lacks.Missing); diff != "" {
@@ -177,6 +179,33 @@ ALTER TABLE eventlog.event_notifications DROP CONSTRAINT event_notifications_eve
 		}
 		if err := newStore(t, db.Pool(), schema.Eventlog("other")).CheckSchema(t.Context()); err == nil {
 			t.Error("a missing event table passed")
+		}
+	})
+}
+
+// TestCheckSchemaKnowsEveryColumn: a column that a migration adds is looked for too, or a new binary would
+// start on tables that nobody has migrated.
+func TestCheckSchemaKnowsEveryColumn(t *testing.T) {
+	testdb.EachPostgres(t, func(t *testing.T, major int) {
+		db := testdb.Postgres(t, major)
+		migrateUp(t, db, schema.Table{})
+		have, err := newStore(t, db.Pool(), schema.Table{}).catalog(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, notOurs := range []string{"events", "cdc_dispatcher_migrations"} {
+			delete(have, notOurs)
+		}
+		want := map[string]map[string]string{}
+		for _, table := range ourColumns() {
+			want[table.table] = map[string]string{}
+			for column := range strings.SplitSeq(table.columns, ",") {
+				name, typ, _ := strings.Cut(strings.TrimSpace(column), " ")
+				want[table.table][name] = typ
+			}
+		}
+		if diff := cmp.Diff(have, want); diff != "" {
+			t.Errorf("the migrations (-) and the check (+) differ:\n%s", diff)
 		}
 	})
 }
