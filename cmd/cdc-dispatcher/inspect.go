@@ -85,27 +85,32 @@ func inspectPostgres(ctx context.Context, dsn string) (s seen, err error) {
 		return s, fmt.Errorf("the connection string cannot be read")
 	}
 	cfg.RuntimeParams["application_name"] = "cdc-dispatcher init"
-	cfg.RuntimeParams["default_transaction_read_only"] = "on"
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return s, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // only read from
+	// Not a setting of the session: poolers refuse those, or hand them on to others.
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error { return s.look(ctx, tx) })
+	return s, err
+}
+
+func (s *seen) look(ctx context.Context, tx pgx.Tx) error {
 	var walLevel string
-	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('wal_level'),
+	if err := tx.QueryRow(ctx, `SELECT current_setting('server_version'), current_setting('wal_level'),
        to_regclass('eventlog.events') IS NOT NULL`).Scan(&s.version, &walLevel, &s.hasEvents); err != nil {
-		return s, err
+		return err
 	}
 	s.product = config.DatabasePostgres
 	if walLevel != "logical" {
 		s.lacks = "wal_level is " + walLevel + ": until it is logical (ALTER SYSTEM SET wal_level = logical, then restart), the poller does the work"
 	}
-	rows, err := conn.Query(ctx, outboxQuery)
+	rows, err := tx.Query(ctx, outboxQuery)
 	if err != nil {
-		return s, err
+		return err
 	}
 	s.outboxes, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (o outboxTable, err error) {
 		return o, row.Scan(&o.name, &o.date)
 	})
-	return s, err
+	return err
 }

@@ -23,6 +23,10 @@ type session struct {
 	// pool is for packages that want one: a single further connection, nil until then.
 	pool *pgxpool.Pool
 
+	// pooled says that something between here and the server hands its connections from client to
+	// client.
+	pooled bool
+
 	version  int // server_version_num
 	user     string
 	database string
@@ -52,8 +56,11 @@ func (s *session) connections(ctx context.Context) (*pgxpool.Pool, error) {
 		return nil, err
 	}
 	cfg.ConnConfig, _ = s.config(s.cfg.DSN) // it was read before
-	cfg.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
-	cfg.ConnConfig.RuntimeParams["statement_timeout"] = fmt.Sprint(s.cfg.Timeout.Milliseconds())
+	// Poolers refuse such parameters. What uses the pool only reads, and the context ends it.
+	if !s.pooled {
+		cfg.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+		cfg.ConnConfig.RuntimeParams["statement_timeout"] = fmt.Sprint(s.limit().Milliseconds())
+	}
 	cfg.MaxConns = 1
 	s.pool, err = pgxpool.NewWithConfig(ctx, cfg)
 	return s.pool, err
@@ -68,9 +75,18 @@ func (s *session) store(ctx context.Context) (*postgres.Store, error) {
 	return postgres.New(pool, postgres.Config{Schema: s.cfg.Schema, Table: s.cfg.Table})
 }
 
-// row runs a query for exactly one row.
+// limit is what the server may take for one statement: less than the check has, so that the server
+// says that it took too long, and the connection stays.
+func (s *session) limit() time.Duration { return s.cfg.Timeout * 9 / 10 }
+
+// row runs a query for exactly one row, in a read-only transaction that bounds it. Nothing is set
+// for the session: behind a pooler the next one to use it may be the application.
 func (s *session) row(ctx context.Context, sql string, args []any, into ...any) error {
-	return s.conn.QueryRow(ctx, sql, args...).Scan(into...)
+	begin := fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d; SET LOCAL lock_timeout = 1000; SET LOCAL search_path = pg_catalog",
+		s.limit().Milliseconds())
+	return pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, sql, args...).Scan(into...)
+	})
 }
 
 // SQLSTATEs that tell an operator what to do.
@@ -143,14 +159,14 @@ func checkConnect(ctx context.Context, s *session) (Finding, error) {
 	}
 	s.conn = conn
 	var text string
-	if err := s.row(ctx, `SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user, current_database()`,
-		nil, &s.version, &text, &s.user, &s.database); err != nil {
+	var backend uint32
+	if err := s.row(ctx, `SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user, current_database(), pg_backend_pid()`,
+		nil, &s.version, &text, &s.user, &s.database, &backend); err != nil {
 		return Finding{}, err
 	}
-	if _, err := conn.Exec(ctx, fmt.Sprintf("SET statement_timeout = %d; SET lock_timeout = 1000; SET search_path = pg_catalog",
-		s.cfg.Timeout.Milliseconds())); err != nil {
-		return Finding{}, err
-	}
+	// The process that the connection was told to cancel is not the one that runs its statements:
+	// only something between the two makes them differ.
+	s.pooled = backend != conn.PgConn().PID()
 	if s.provider, err = s.detectProvider(ctx); err != nil {
 		return Finding{}, err
 	}
@@ -218,14 +234,8 @@ func plainConnection(remote net.Addr) Finding {
 	}
 }
 
-// checkPooler compares the process that the connection was told to cancel with the one that
-// runs its statements. Only something between the two makes them differ.
-func checkPooler(ctx context.Context, s *session) (Finding, error) {
-	var backend uint32
-	if err := s.row(ctx, "SELECT pg_backend_pid()", nil, &backend); err != nil {
-		return Finding{}, err
-	}
-	if backend == s.conn.PgConn().PID() {
+func checkPooler(_ context.Context, s *session) (Finding, error) {
+	if !s.pooled {
 		return Finding{Status: OK, Message: "the connection leads to the server itself"}, nil
 	}
 	f := Finding{Status: Fail, Message: "a connection pooler stands between, and poolers do not carry replication connections",
@@ -249,7 +259,6 @@ func checkVersion(_ context.Context, s *session) (Finding, error) {
 	return f, nil
 }
 
-// checkPrimary also makes the session read-only, because from then on it no longer tells.
 func checkPrimary(ctx context.Context, s *session) (Finding, error) {
 	var recovery, readOnly bool
 	if err := s.row(ctx, "SELECT pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool", nil, &recovery, &readOnly); err != nil {
@@ -266,8 +275,7 @@ func checkPrimary(ctx context.Context, s *session) (Finding, error) {
 		}
 		return Finding{Status: Fail, Message: "transactions of this role are read-only", Fix: fix, Hint: hint}, err
 	}
-	_, err := s.conn.Exec(ctx, "SET default_transaction_read_only = on")
-	return Finding{Status: OK, Message: "the server takes writes"}, err
+	return Finding{Status: OK, Message: "the server takes writes"}, nil
 }
 
 func checkClock(ctx context.Context, s *session) (Finding, error) {

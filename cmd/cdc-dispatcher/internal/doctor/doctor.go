@@ -2,8 +2,8 @@
 // oldest event, and says for each finding what was measured and which statement
 // mends it.
 //
-// Promise: it changes nothing; its session is read-only and every statement in it has a
-// time limit. Checks run in the order of their dependencies, and one whose ground
+// Promise: it changes nothing, not even a setting of a session that a pooler hands to others; its
+// transactions are read-only and every statement in them has a time limit. Checks run in the order of their dependencies, and one whose ground
 // has failed is skipped, so that one cause is one finding. No finding shows a
 // password or the content of an event.
 //
@@ -188,6 +188,10 @@ func Only(ctx context.Context, cfg Config, code string) Result {
 func run(ctx context.Context, cfg Config, list []check) Report {
 	s := &session{cfg: cfg}
 	defer s.close()
+	return s.report(ctx, list)
+}
+
+func (s *session) report(ctx context.Context, list []check) Report {
 	var report Report
 	failed := map[string]string{} // code of a check → code of the cause
 	for _, c := range list {
