@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -37,10 +38,15 @@ type changed struct {
 
 func (a *app) deliveriesRetryCommand(source *string) *cobra.Command {
 	var reset bool
+	var first time.Time // when the first order was given
 	b := &bulk{verb: "retry", done: "retried", states: []delivery.State{delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked},
 		also: []delivery.State{delivery.Succeeded, delivery.Discarded}}
 	b.apply = func(ctx context.Context, d desk, o admin.Order, f admin.Filter) (admin.Done, error) {
-		return d.RetryDeliveries(ctx, admin.Retry{Order: o, Filter: f, Succeeded: true, ResetAttempts: reset})
+		done, err := d.RetryDeliveries(ctx, admin.Retry{Order: o, Filter: f, Succeeded: true, ResetAttempts: reset, Before: first})
+		if first.IsZero() {
+			first = done.At
+		}
+		return done, err
 	}
 	cmd := &cobra.Command{
 		Use: "retry [ID…]", Short: "Make deliveries due again, now", Args: cobra.ArbitraryArgs,

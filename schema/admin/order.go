@@ -16,7 +16,7 @@ type Order struct {
 	// within a day, changes nothing and returns what the first one did (Q38).
 	RequestID string
 	// Limit bounds the deliveries that one order changes. Default and most: 10,000.
-	// Give the order again, with another RequestID, while More is true.
+	// Give the order again, with another RequestID, while More is true; a [Retry] with Before.
 	Limit int
 }
 
@@ -36,6 +36,8 @@ type Done struct {
 	Count int64 `json:"count"`
 	// More says that the order's limit was reached; others may be left.
 	More bool `json:"more,omitempty"`
+	// At is the database's time at the beginning of the order; zero when it is Repeated.
+	At time.Time `json:"at,omitzero"`
 	// Repeated says that an order with this request id had been carried out before.
 	Repeated bool `json:"repeated,omitempty"`
 }
@@ -49,6 +51,9 @@ type Retry struct {
 	// ResetAttempts counts failed attempts from zero again, so that the retry delays start
 	// small. The history keeps its lines either way.
 	ResetAttempts bool
+	// Before leaves out deliveries that were retried since then. Who gives an order of several parts sets it
+	// to [Done].At of the first: those that fail again meanwhile would be chosen again, without end. Zero: none.
+	Before time.Time
 }
 
 // States are the states that a person can send back: all but PENDING, which is waiting

@@ -23,7 +23,7 @@ func (a *Admin) RetryDeliveries(ctx context.Context, r admin.Retry) (admin.Done,
 		attempts = "0"
 	}
 	done, err := a.changeDeliveries(ctx, r.Order, change{
-		action: "deliveries.retry", outcome: admin.ManualRetry, filter: r.Filter, states: r.States(),
+		action: "deliveries.retry", outcome: admin.ManualRetry, filter: r.Filter, states: r.States(), before: r.Before,
 		set: func(b *statement, now string) {
 			b.add("d.state = 'PENDING', d.attempts = "+attempts+`, d.claim_count = 0, d.lost_claims = NULL, d.next_retry_at = ?, d.retried_date = ?,
 	d.reason = NULL, d.last_error = NULL, d.finished_date = NULL`, now, now)
@@ -62,6 +62,8 @@ type change struct {
 	filter          admin.Filter
 	// states that the order concerns; the filter may narrow them.
 	states []delivery.State
+	// before, when set, leaves out what was retried since then.
+	before time.Time
 	// set adds the SET list, with the database's time.
 	set    func(b *statement, now string)
 	detail map[string]any
@@ -98,6 +100,9 @@ func (a *Admin) changeDeliveries(ctx context.Context, order admin.Order, c chang
 			if done.Repeated, done.Count, err = a.ordered(ctx, q, clean(order.RequestID), c.action); err != nil || done.Repeated {
 				return err
 			}
+			if done.At, err = a.clock(ctx, q); err != nil {
+				return err
+			}
 			ids, err := a.chosen(ctx, q, o, c, order.Max())
 			if err != nil {
 				return err
@@ -119,12 +124,16 @@ func (a *Admin) changeDeliveries(ctx context.Context, order admin.Order, c chang
 // orderStep is how many deliveries one statement of an order changes.
 const orderStep = 1000
 
-// condition adds what a delivery must be to be changed: chosen, in such a state, and leased by nobody.
+// condition adds what a delivery must be to be changed: chosen, in such a state, leased by nobody, and not
+// retried since the first of several orders.
 func (a *Admin) condition(ctx context.Context, q querier, o *ourTables, c change, b *statement) error {
 	if err := a.where(ctx, q, o, c.filter, b); err != nil {
 		return err
 	}
 	b.add(" AND d.state IN ('" + strings.Join(c.list(), "', '") + "') AND " + a.unleased())
+	if !c.before.IsZero() {
+		b.add(" AND (d.retried_date IS NULL OR d.retried_date < CAST(? AS DATETIME(6)))", timeText(c.before))
+	}
 	return nil
 }
 

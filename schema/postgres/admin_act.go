@@ -23,7 +23,7 @@ func (a *Admin) RetryDeliveries(ctx context.Context, r admin.Retry) (admin.Done,
 		attempts = "0"
 	}
 	done, err := a.change(ctx, r.Order, change{
-		action: "deliveries.retry", outcome: admin.ManualRetry, filter: r.Filter, states: r.States(),
+		action: "deliveries.retry", outcome: admin.ManualRetry, filter: r.Filter, states: r.States(), before: r.Before,
 		set: `state = 'PENDING', attempts = ` + attempts + `, claim_count = 0, lost_claims = NULL, next_retry_at = c.now, retried_date = c.now,
 			reason = NULL, last_error = NULL, finished_date = NULL`,
 		detail: map[string]any{"succeeded": r.Succeeded, "reset_attempts": r.ResetAttempts},
@@ -56,6 +56,8 @@ type change struct {
 	filter          admin.Filter
 	// states that the order concerns; the filter may narrow them.
 	states []delivery.State
+	// before, when set, leaves out what was retried since then.
+	before time.Time
 	// set is the SET list; c is the clock, c.why the reason.
 	set    string
 	detail map[string]any
@@ -111,10 +113,16 @@ func (a *Admin) change(ctx context.Context, o admin.Order, c change) (done admin
 		if done.Repeated, done.Count, err = a.ordered(ctx, tx, o, c.action); err != nil || done.Repeated {
 			return err
 		}
+		if done.At, err = a.now(ctx, tx); err != nil {
+			return err
+		}
 		var args arguments
 		where, err := a.where(ctx, tx, c.filter, &args)
 		if err != nil {
 			return err
+		}
+		if !c.before.IsZero() {
+			where += " AND (d.retried_date IS NULL OR d.retried_date < " + args.add(timestampText(c.before), "text") + "::timestamp)"
 		}
 		message := "by " + clean(o.Actor)
 		if o.Reason != "" {

@@ -23,6 +23,7 @@ func orderTests() []test {
 		{"N7_AuditNamesWhoWhatAndHowMany", auditLine},
 		{"N7_NoAuditNoChange", noAudit},
 		{"N7_OrdersAreBoundedAndRefuseWhatTheyNeverTouch", bounded},
+		{"N7_AnOrderOfSeveralPartsRetriesEachOnce", partsRetryOnce},
 		{"N7_OrdersLeaveLeasedDeliveriesAlone", leasedAlone},
 		{"N7_Discard", discard},
 	}
@@ -110,7 +111,7 @@ func resetAttempts(s *suite) {
 func oneRequest(s *suite) {
 	id := s.insert(Row{State: delivery.Dead, Claims: 1})
 	for n := 1; n <= 3; n++ {
-		if done := s.retry(admin.Retry{Filter: one(id), Order: admin.Order{RequestID: fmt.Sprint("r", n)}}); done != (admin.Done{Count: 1}) {
+		if done := s.retry(admin.Retry{Filter: one(id), Order: admin.Order{RequestID: fmt.Sprint("r", n)}}); done.Count != 1 || done.More || done.Repeated {
 			s.Errorf("retry %d: %+v", n, done)
 		}
 		s.KillDeliveries(s)
@@ -200,10 +201,10 @@ func bounded(s *suite) {
 		s.insert(Row{State: delivery.Dead, Claims: 1})
 	}
 	limited := admin.Retry{Filter: admin.Filter{States: []delivery.State{delivery.Dead}}, Order: admin.Order{Limit: 3}}
-	if done := s.retry(limited); done != (admin.Done{Count: 3, More: true}) {
+	if done := s.retry(limited); done.Count != 3 || !done.More {
 		s.Errorf("first = %+v", done)
 	}
-	if done := s.retry(limited); done != (admin.Done{Count: 2}) {
+	if done := s.retry(limited); done.Count != 2 || done.More {
 		s.Errorf("second = %+v", done)
 	}
 	_, err := s.admin.RetryDeliveries(s.Context(), admin.Retry{Filter: admin.Filter{States: []delivery.State{delivery.Succeeded}}, Order: admin.Order{Actor: "m"}})
@@ -213,6 +214,30 @@ func bounded(s *suite) {
 	_, err = s.admin.RetryDeliveries(s.Context(), admin.Retry{Filter: admin.Filter{States: []delivery.State{"GONE"}}, Order: admin.Order{Actor: "m"}})
 	if err == nil {
 		s.Error("an unknown state was accepted")
+	}
+}
+
+// What fails again before the next part would otherwise sort first in it, without end.
+func partsRetryOnce(s *suite) {
+	for range 4 {
+		s.insert(Row{State: delivery.Dead, Claims: 1})
+	}
+	part := admin.Retry{Filter: admin.Filter{States: []delivery.State{delivery.Dead}}, Order: admin.Order{Limit: 2}}
+	first := s.retry(part)
+	if first.Count != 2 || !first.More || first.At.IsZero() {
+		s.Fatalf("first = %+v", first)
+	}
+	part.Before = first.At
+	for n, want := range []int64{2, 0} {
+		s.KillDeliveries(s)
+		if done := s.retry(part); done.Count != want {
+			s.Errorf("part %d: %+v, want %d changed", n+2, done, want)
+		}
+	}
+	s.KillDeliveries(s)
+	part.Before = time.Time{}
+	if done := s.retry(part); done.Count != 2 {
+		s.Errorf("another order = %+v", done)
 	}
 }
 
