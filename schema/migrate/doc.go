@@ -2,9 +2,10 @@
 //
 // Promise: migrations run unchanged beside tables that already exist with exactly
 // the published columns, and keep what is in them. Each step is one transaction, or
-// statements that may run twice: MySQL and MariaDB commit every one of them. No step rewrites a table or builds an index under a
-// lock that stops writers, and none waits for a table lock longer than five seconds: it fails
-// instead, and can be run again. The user's event table is never altered: it is
+// statements that may run twice: MySQL and MariaDB commit every one of them. No step rewrites a table. None waits longer than
+// five seconds for a lock that others would queue behind: it fails instead, and can be run again. No step builds an index
+// under a lock that stops writers, with one exception: PostgreSQL can build a missing index of a partitioned event table
+// in no other way. Build it on each partition first where that takes too long. The user's event table is never altered: it is
 // created when it is the product's own and missing, else left alone.
 //
 // Down removes what the product added and nothing else. Event rows and delivery

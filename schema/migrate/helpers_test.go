@@ -1,6 +1,7 @@
 package migrate_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -52,6 +53,14 @@ CREATE TABLE eventlog.event_notifications (
 );
 CREATE INDEX event_notifications_due ON eventlog.event_notifications (next_retry_at) WHERE state IN ('PENDING', 'FAILED');
 `
+
+// partitionedDDL is seedDDL with a partitioned event table, which lacks an index.
+func partitionedDDL() string {
+	ddl := strings.Replace(seedDDL, "id UUID PRIMARY KEY", "id UUID NOT NULL", 1)
+	ddl = strings.Replace(ddl, "delivered BOOLEAN NOT NULL\n)", "delivered BOOLEAN NOT NULL\n) PARTITION BY RANGE (event_date)", 1)
+	return ddl + `CREATE TABLE eventlog.events_all PARTITION OF eventlog.events DEFAULT;
+DROP INDEX eventlog.events_undelivered;`
+}
 
 const seedRows = `
 INSERT INTO eventlog.events

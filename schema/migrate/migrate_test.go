@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -242,27 +243,69 @@ func runScript(t *testing.T, db *testdb.DB, script string) {
 // application's own statements do not pile up behind it, and can be run again.
 func TestUpDoesNotWaitForLocks(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
-		db := testdb.Postgres(t, major)
-		db.Exec(seedDDL)
-		tx, err := db.Pool().Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
+		for _, c := range []struct {
+			name    string
+			prepare func(*testing.T, *testdb.DB)
+			holds   string
+		}{
+			{"columns", func(_ *testing.T, db *testdb.DB) { db.Exec(seedDDL) }, `SELECT count(*) FROM eventlog.event_notifications`},
+			{"an unfinished index", func(t *testing.T, db *testdb.DB) {
+				db.Exec(seedDDL)
+				db.Exec(seedRows)
+				m := migrator(t, db.Pool(), migrate.Options{})
+				up(t, m)
+				down(t, m) // the columns of 0004
+				down(t, m) // the indexes
+				leaveUnfinishedIndex(t, db)
+			}, `SELECT count(*) FROM eventlog.event_notifications`},
+			{"partitioned events", func(_ *testing.T, db *testdb.DB) { db.Exec(partitionedDDL()) }, `LOCK TABLE eventlog.events IN ROW EXCLUSIVE MODE`},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				t.Parallel() // each waits for the same five seconds
+				db := testdb.Postgres(t, major)
+				c.prepare(t, db)
+				tx, err := db.Pool().Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+				if _, err := tx.Exec(t.Context(), c.holds); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				m := migrator(t, db.Pool(), migrate.Options{})
+				applied, err := m.Up(ctx)
+				var pgErr *pgconn.PgError
+				if !errors.As(err, &pgErr) || pgErr.Code != "55P03" {
+					t.Fatalf("got %v after %v, want a lock timeout", err, applied)
+				}
+				if err := tx.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				up(t, m)
+				if got := invalid(t, db); len(got) != 0 {
+					t.Errorf("invalid: %v", got)
+				}
+			})
 		}
-		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-		if _, err := tx.Exec(t.Context(), `SELECT count(*) FROM eventlog.event_notifications`); err != nil {
-			t.Fatal(err)
-		}
-		m := migrator(t, db.Pool(), migrate.Options{})
-		applied, err := m.Up(t.Context())
-		var pgErr *pgconn.PgError
-		if !errors.As(err, &pgErr) || pgErr.Code != "55P03" {
-			t.Fatalf("got %v after %v, want a lock timeout", err, applied)
-		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		up(t, m)
 	})
+}
+
+// leaveUnfinishedIndex leaves what a concurrent build leaves that was cut off.
+func leaveUnfinishedIndex(t *testing.T, db *testdb.DB) {
+	t.Helper()
+	_, err := db.Pool().Exec(t.Context(),
+		`CREATE UNIQUE INDEX CONCURRENTLY event_notifications_claim ON eventlog.event_notifications (state)`)
+	if err == nil || len(invalid(t, db)) != 1 {
+		t.Fatalf("the index was to be left invalid: %v", err)
+	}
+}
+
+// invalid lists the indexes that nothing uses.
+func invalid(t *testing.T, db *testdb.DB) []string {
+	t.Helper()
+	return column(t, db.Pool(), `SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid`)
 }
 
 // TestUpReplacesAnUnfinishedIndex: a concurrent build that was cut off leaves an index that
@@ -272,11 +315,7 @@ func TestUpReplacesAnUnfinishedIndex(t *testing.T) {
 		db := testdb.Postgres(t, major)
 		db.Exec(seedDDL)
 		db.Exec(seedRows)
-		_, err := db.Pool().Exec(t.Context(),
-			`CREATE UNIQUE INDEX CONCURRENTLY event_notifications_claim ON eventlog.event_notifications (state)`)
-		if err == nil {
-			t.Fatal("the index was to be left invalid")
-		}
+		leaveUnfinishedIndex(t, db)
 		up(t, migrator(t, db.Pool(), migrate.Options{}))
 		for _, line := range catalog(t, db.Pool(), "eventlog") {
 			if strings.HasPrefix(line, "event_notifications_claim") && strings.Contains(line, "(handler_name, next_retry_at)") {
@@ -290,9 +329,7 @@ func TestUpReplacesAnUnfinishedIndex(t *testing.T) {
 func TestUpBesideAPartitionedEventTable(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		db := testdb.Postgres(t, major)
-		ddl := strings.Replace(seedDDL, "id UUID PRIMARY KEY", "id UUID NOT NULL", 1)
-		db.Exec(strings.Replace(ddl, "delivered BOOLEAN NOT NULL\n)", "delivered BOOLEAN NOT NULL\n) PARTITION BY RANGE (event_date)", 1))
-		db.Exec(`DROP INDEX eventlog.events_undelivered`)
+		db.Exec(partitionedDDL())
 		m := migrator(t, db.Pool(), migrate.Options{})
 		up(t, m)
 		if !strings.Contains(strings.Join(catalog(t, db.Pool(), "eventlog"), "\n"), "events_undelivered on events") {

@@ -3,6 +3,7 @@
 -- +goose StatementBegin
 DO $do$
 BEGIN
+    SET LOCAL lock_timeout = '5s';
     IF EXISTS (
         SELECT FROM pg_catalog.pg_index i
         JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
@@ -11,16 +12,23 @@ BEGIN
     ) THEN
         DROP INDEX {{.Schema}}.{{.Name}};
     END IF;
+{{- if not .Concurrently}}
+    -- PostgreSQL cannot build the index of a partitioned table without stopping its writers.
+    CREATE INDEX IF NOT EXISTS {{.Name}}
+        ON {{.Schema}}.{{.On}};
+{{- end}}
 END
 $do$;
 -- +goose StatementEnd
+{{- if .Concurrently}}
 
-CREATE INDEX {{if .Concurrently}}CONCURRENTLY {{end}}IF NOT EXISTS {{.Name}}
+CREATE INDEX CONCURRENTLY IF NOT EXISTS {{.Name}}
     ON {{.Schema}}.{{.On}};
+{{- end}}
 {{end -}}
 -- +goose NO TRANSACTION
 -- +goose Up
--- Built without blocking writers, so each statement must run outside a transaction.
+-- Built without stopping writers where the server can, so each statement must run outside a transaction.
 {{- if .Events}}
 
 {{template "index" .Index "idx_events_action_id" "events (action_id)"}}
