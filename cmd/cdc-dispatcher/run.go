@@ -18,8 +18,12 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 )
 
-// bannerAfter is how long the banner waits for the sources to show their mode.
-const bannerAfter = 3 * time.Second
+const (
+	// bannerAfter is how long the banner waits for the sources to show their mode.
+	bannerAfter = 3 * time.Second
+	// answerTime is how long a source that is ready waits, at the start, for others to answer.
+	answerTime = 2 * time.Second
+)
 
 func (a *app) runCommand() *cobra.Command {
 	var listen string
@@ -76,26 +80,68 @@ func (a *app) run(parent context.Context, cfg *config.Config) error {
 	}
 	ctx, stop := a.untilSignalled(parent, d.log)
 	defer stop()
-	err = d.start(ctx)
-	if err == nil {
-		err = d.work(ctx)
-	}
-	return errors.Join(err, closeAll(ws))
+	return errors.Join(d.serve(ctx), closeAll(ws))
 }
 
-// start refuses what must not start: a database that answers and lacks our tables,
-// and an address that cannot be used.
-func (d *dispatcher) start(ctx context.Context) error {
-	errs := make([]error, len(d.supervisors))
-	var wg sync.WaitGroup
-	for i, s := range d.supervisors {
-		wg.Go(func() { errs[i] = refusal(s.check(ctx)) })
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+// serve refuses what must not start: an address that cannot be used, and a database that answers
+// and lacks our tables. Else it works until ctx ends. The HTTP server and the counting of tables
+// stop last, so that a stop can be watched.
+func (d *dispatcher) serve(ctx context.Context) error {
+	if err := d.listen(ctx); err != nil {
+		if ctx.Err() != nil { // told to stop already, which is what the listener says
+			return nil
+		}
 		return err
 	}
-	return d.listen(ctx)
+	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRest()
+	var watching sync.WaitGroup
+	if d.http != nil {
+		watching.Go(func() {
+			if err := d.http.Run(rest); err != nil {
+				d.log.Error("health and metrics are not served any more", slog.Any("err", err))
+			}
+		})
+	}
+	checks := make([]func(context.Context) error, len(d.supervisors))
+	for i, s := range d.supervisors {
+		checks[i] = s.check
+	}
+	err := firstLook(ctx, checks)
+	if err == nil {
+		for _, s := range d.supervisors {
+			watching.Go(func() { d.refresh(rest, s) })
+		}
+		watching.Go(func() { d.banner(ctx) })
+		err = d.work(ctx)
+	}
+	stopRest()
+	watching.Wait()
+	if err == nil {
+		d.log.Info("stopped")
+	}
+	return err
+}
+
+// firstLook runs the checks of all sources at once and returns what they refuse. As soon as one source
+// is ready, the others have only answerTime left to say no: one that hangs holds up nobody. It is
+// waited for later.
+func firstLook(ctx context.Context, checks []func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, len(checks))
+	var wg sync.WaitGroup
+	for i, check := range checks {
+		wg.Go(func() {
+			err := check(ctx)
+			errs[i] = refusal(err)
+			if err == nil {
+				time.AfterFunc(answerTime, cancel)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 // refusal keeps the errors that a restart of the database does not mend.
@@ -143,35 +189,17 @@ func loopback(address string) bool {
 
 func innermostWith(err error, what string) string { return what + ": " + innermost(err) }
 
-// work runs everything until ctx ends. The HTTP server and the counting of tables
-// stop last, so that a stop can be watched.
+// work runs the sources until ctx ends.
 func (d *dispatcher) work(ctx context.Context) error {
-	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopRest()
-	var watching, working sync.WaitGroup
-	if d.http != nil {
-		watching.Go(func() {
-			if err := d.http.Run(rest); err != nil {
-				d.log.Error("health and metrics are not served any more", slog.Any("err", err))
-			}
-		})
-	}
-	for _, s := range d.supervisors {
-		watching.Go(func() { d.refresh(rest, s) })
-	}
-	watching.Go(func() { d.banner(ctx) })
-
+	var working sync.WaitGroup
 	errs := make([]error, len(d.supervisors))
 	for i, s := range d.supervisors {
 		working.Go(func() { errs[i] = s.run(ctx) })
 	}
 	working.Wait()
-	stopRest()
-	watching.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return failed(codeUnclean, "nothing is lost: it is done again by another process, or at the next start", "the stop was not clean: %v", err)
 	}
-	d.log.Info("stopped")
 	return nil
 }
 

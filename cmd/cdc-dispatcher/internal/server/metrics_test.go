@@ -28,7 +28,7 @@ func filled() *Metrics {
 	h.Poller = pipeline.Trouble{Since: h.At, Err: errors.New("x")}
 	s.set(Report{Health: h})
 	m.Sources([]Source{s.source("orders")})
-	m.tables.set("orders", []HandlerCounts{{Handler: "billing", Pending: 1, Retrying: 2, Dead: 3, Blocked: 4, OldestAge: 90 * time.Second}})
+	m.tables.set("orders", []HandlerCounts{{Handler: "billing", Pending: 1, Retrying: 2, Dead: 3, Blocked: 4, Capped: true, OldestAge: 90 * time.Second}})
 
 	o := m.Observer("orders", map[string]string{"billing": "webhook"})
 	o.Captured("log", 5, 20*time.Millisecond)
@@ -116,7 +116,10 @@ cdc_dispatcher_component_health{component="log",source="orders",status="error"} 
 cdc_dispatcher_component_health{component="log",source="orders",status="ok"} 1
 cdc_dispatcher_component_health{component="poller",source="orders",status="error"} 1
 cdc_dispatcher_component_health{component="poller",source="orders",status="ok"} 0
-# HELP cdc_dispatcher_deliveries_dead Deliveries whose attempts are used up. Processes that stand by do not say; aggregate with max.
+# HELP cdc_dispatcher_deliveries_counts_capped 1 while one of the counts of deliveries stopped at 10,000: there may be more. Processes that stand by do not say; aggregate with max.
+# TYPE cdc_dispatcher_deliveries_counts_capped gauge
+cdc_dispatcher_deliveries_counts_capped{handler="billing",source="orders"} 1
+# HELP cdc_dispatcher_deliveries_dead Deliveries that failed for good: permanently, with all attempts used up, or lost too often; counted up to 10,000. Processes that stand by do not say; aggregate with max.
 # TYPE cdc_dispatcher_deliveries_dead gauge
 cdc_dispatcher_deliveries_dead{handler="billing",source="orders"} 3
 # HELP cdc_dispatcher_deliveries_finished_total Deliveries that ended by an attempt, by state.
@@ -126,7 +129,7 @@ cdc_dispatcher_deliveries_finished_total{handler="billing",source="orders",state
 cdc_dispatcher_deliveries_finished_total{handler="billing",source="orders",state="DISCARDED"} 1
 cdc_dispatcher_deliveries_finished_total{handler="billing",source="orders",state="EXPIRED"} 1
 cdc_dispatcher_deliveries_finished_total{handler="billing",source="orders",state="SUCCEEDED"} 1
-# HELP cdc_dispatcher_delivery_oldest_age_seconds Age of the oldest event whose delivery is not finished. Processes that stand by do not say; aggregate with max.
+# HELP cdc_dispatcher_delivery_oldest_age_seconds Age of the oldest delivery that is pending or retrying, among those that were counted: the ones due first. Processes that stand by do not say; aggregate with max.
 # TYPE cdc_dispatcher_delivery_oldest_age_seconds gauge
 cdc_dispatcher_delivery_oldest_age_seconds{handler="billing",source="orders"} 90
 # HELP cdc_dispatcher_events_captured_total Event rows that arrived, by the way they came (log or poll).

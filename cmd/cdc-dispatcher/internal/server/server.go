@@ -88,9 +88,6 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the port of a server that was never run.
-func (s *Server) Close() error { return s.listener.Close() }
-
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.healthz)

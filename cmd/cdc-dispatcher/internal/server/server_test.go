@@ -203,7 +203,9 @@ func TestListenOnAPortInUse(t *testing.T) {
 	if _, port, err := net.SplitHostPort(s.Addr()); err != nil || port == "0" {
 		t.Errorf("address %s", s.Addr())
 	}
-	if err := s.Close(); err != nil {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Run(ctx); err != nil {
 		t.Error(err)
 	}
 }

@@ -21,15 +21,17 @@ type HandlerCounts struct {
 	Handler string
 	// Pending, Retrying, Dead and Blocked count deliveries by state.
 	Pending, Retrying, Dead, Blocked int64
-	// OldestAge is the age of the oldest event whose delivery is not finished; zero when
-	// there is none.
+	// Capped says that counting one of them stopped at the limit.
+	Capped bool
+	// OldestAge is the age of the oldest delivery that is pending or retrying, among those that
+	// were counted; zero when there is none.
 	OldestAge time.Duration
 }
 
 // tables holds the gauges that speak for the tables as a whole. Processes
 // that stand by for another do not export them.
 type tables struct {
-	pending, retrying, dead, blocked, oldest *prometheus.Desc
+	pending, retrying, dead, blocked, capped, oldest *prometheus.Desc
 
 	mu     sync.Mutex
 	counts map[string][]HandlerCounts // by source
@@ -41,18 +43,19 @@ func newTables() *tables {
 			[]string{"source", "handler"}, nil)
 	}
 	return &tables{
-		pending:  desc("deliveries_pending", "Deliveries that were not attempted yet."),
-		retrying: desc("deliveries_retrying", "Deliveries that wait for another attempt."),
-		dead:     desc("deliveries_dead", "Deliveries whose attempts are used up."),
-		blocked:  desc("deliveries_blocked", "Deliveries that cannot be attempted as they are."),
-		oldest:   desc("delivery_oldest_age_seconds", "Age of the oldest event whose delivery is not finished."),
+		pending:  desc("deliveries_pending", "Deliveries that were not attempted yet; counted up to 10,000."),
+		retrying: desc("deliveries_retrying", "Deliveries that wait for another attempt; counted up to 10,000."),
+		dead:     desc("deliveries_dead", "Deliveries that failed for good: permanently, with all attempts used up, or lost too often; counted up to 10,000."),
+		blocked:  desc("deliveries_blocked", "Deliveries that cannot be attempted as they are; counted up to 10,000."),
+		capped:   desc("deliveries_counts_capped", "1 while one of the counts of deliveries stopped at 10,000: there may be more."),
+		oldest:   desc("delivery_oldest_age_seconds", "Age of the oldest delivery that is pending or retrying, among those that were counted: the ones due first."),
 		counts:   map[string][]HandlerCounts{},
 	}
 }
 
 // Describe implements [prometheus.Collector].
 func (t *tables) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{t.pending, t.retrying, t.dead, t.blocked, t.oldest} {
+	for _, d := range []*prometheus.Desc{t.pending, t.retrying, t.dead, t.blocked, t.capped, t.oldest} {
 		ch <- d
 	}
 }
@@ -63,12 +66,16 @@ func (t *tables) Collect(ch chan<- prometheus.Metric) {
 	defer t.mu.Unlock()
 	for source, counts := range t.counts {
 		for _, c := range counts {
+			capped := 0.0
+			if c.Capped {
+				capped = 1
+			}
 			for _, v := range []struct {
 				desc  *prometheus.Desc
 				value float64
 			}{
 				{t.pending, float64(c.Pending)}, {t.retrying, float64(c.Retrying)}, {t.dead, float64(c.Dead)},
-				{t.blocked, float64(c.Blocked)}, {t.oldest, c.OldestAge.Seconds()},
+				{t.blocked, float64(c.Blocked)}, {t.capped, capped}, {t.oldest, c.OldestAge.Seconds()},
 			} {
 				ch <- prometheus.MustNewConstMetric(v.desc, prometheus.GaugeValue, v.value, source, c.Handler)
 			}
