@@ -20,7 +20,7 @@ type eventTable struct {
 	// uniqueID says that no two rows can have the same key.
 	uniqueID bool
 	// typeIndex is the hint for an index that leads from the mark and the type to the oldest
-	// rows; empty when there is none.
+	// rows, and from one type to the next; empty when there is none.
 	typeIndex string
 	mariaDB   bool
 	// deliveries is the quoted name of the delivery table, eventID its column for our id.
@@ -244,7 +244,7 @@ func (t *eventTable) choose(indexes []index) {
 			t.uniqueID = t.uniqueID || unique
 		}
 		if t.Mark.Kind != schema.MarkNone && mark.notNull && t.Columns.Date != "" && t.typeIndex == "" &&
-			i.begins(t.Mark.Column, t.Columns.Type, t.Columns.Date) && t.columns[t.Columns.Type].kind == kindText {
+			i.begins(t.Mark.Column, t.Columns.Type, t.Columns.Date) && t.columns[t.Columns.Type].sorted() {
 			t.typeIndex = hint
 		}
 	}
@@ -314,6 +314,9 @@ func (t *eventTable) check() error {
 	c := &t.Columns
 	// The log and a query must name the event alike.
 	want("columns.id", c.ID, "char, binary(16), uuid or an integer", kindText, kindUUID, kindBinaryUUID, kindInt, kindUnsigned, kindBytes)
+	if key := t.columns[c.ID]; key.listed {
+		add("columns.id", fmt.Sprintf("column %q is %s, which is not sorted as it compares", c.ID, key.typ), "map a key of type char, uuid or an integer")
+	}
 	times, json := []kind{kindTime, kindDate}, []kind{kindJSON, kindText}
 	const timeKind, jsonKind = "datetime, timestamp or date", "json or text"
 	want("columns.namespace", c.Namespace, "")

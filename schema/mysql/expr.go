@@ -44,13 +44,17 @@ type column struct {
 	kind               kind
 	notNull            bool
 	charset, collation string
+	// listed says that it is an ENUM or a SET.
+	listed bool
 }
 
 func newColumn(name, dataType, columnType, charset, collation string, notNull bool) column {
 	c := column{name: name, typ: columnType, notNull: notNull, charset: charset, collation: collation}
 	switch strings.ToLower(dataType) {
-	case "char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set":
+	case "char", "varchar", "tinytext", "text", "mediumtext", "longtext":
 		c.kind = kindText
+	case "enum", "set":
+		c.kind, c.listed = kindText, true
 	case "uuid":
 		c.kind = kindUUID
 	case "bit":
@@ -93,6 +97,10 @@ func (c column) exact() bool {
 func (c column) binary() bool {
 	return c.kind != kindText || strings.HasSuffix(c.collation, "_bin") || c.collation == "binary"
 }
+
+// sorted says that an index on the column is in the order in which its values compare with texts. An ENUM
+// compares as text, and is sorted by the place of the value in its list.
+func (c column) sorted() bool { return c.kind == kindText && !c.listed }
 
 // hyphens writes 32 hex digits as a UUID.
 func hyphens(hex string) string {

@@ -252,6 +252,43 @@ func keysHaveEvents(t *testing.T, w world, keys []string) {
 	}
 }
 
+// TestTypesInAList: an ENUM compares as text and is sorted by number, so no look may go from one type to the next
+// along its index. As a key it is refused.
+func TestTypesInAList(t *testing.T) {
+	columns := schema.Columns{ID: "id", Type: "kind", Payload: "payload", Date: "at"}
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		base := newWorld(t, kind, layouts()[0], Config{})
+		base.db.Exec(`CREATE TABLE listed (id BIGINT PRIMARY KEY, kind ENUM('order.placed', 'order.cancelled', 'other') NOT NULL, payload JSON,
+    at DATETIME(6) NOT NULL, done BOOLEAN NOT NULL DEFAULT 0, KEY (done, kind, at));
+INSERT INTO listed (id, kind, payload, at) VALUES (1, 'order.placed', '1', '2026-01-01'), (2, 'order.cancelled', '2', '2026-01-02'), (3, 'other', '3', '2026-01-03')`)
+		mark := schema.Mark{Kind: schema.MarkBoolean, Column: "done"}
+		w := world{hooks: base.hooks, store: newStore(t, base.db, base.pool, Config{Table: schema.Custom(base.db.Name(), "listed", columns, mark)})}
+		for _, tc := range []struct {
+			match delivery.Match
+			types []string
+		}{
+			{delivery.Match{All: true}, []string{"order.placed", "order.cancelled", "other"}},
+			{delivery.Match{Prefixes: []string{"order."}}, []string{"order.placed", "order.cancelled"}},
+			{delivery.Match{Exact: []string{"other", "order.cancelled"}}, []string{"order.cancelled", "other"}},
+		} {
+			var types []string
+			for _, e := range w.undelivered(t, delivery.Undelivered{Types: tc.match}) {
+				types = append(types, e.Type)
+			}
+			if !slices.Equal(types, tc.types) {
+				t.Errorf("%+v: found %v", tc.match, types)
+			}
+		}
+		columns := columns
+		columns.ID = "kind"
+		var problems schema.Problems
+		_, err := newStore(t, base.db, base.pool, Config{Table: schema.Custom(base.db.Name(), "listed", columns, mark)}).eventTable(t.Context())
+		if !errors.As(err, &problems) || len(problems) != 1 || problems[0].Field != "columns.id" {
+			t.Errorf("as a key: %v", err)
+		}
+	})
+}
+
 // TestOddDates (40): of 1969, with microseconds, and zero. None is an error.
 func TestOddDates(t *testing.T) {
 	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
