@@ -133,9 +133,16 @@ func maskText(lines []string) masks {
 	return m
 }
 
+// urlTail matches what follows the host in a URL: the paths and queries of webhooks are secrets as often
+// as not. It ends before what closes a list or a mapping around it.
+const urlTail = `[/?#]((?:\$\{[^}\s]*\}|\$[^{\s"]|[^\s"$])*(?:\$\{[^}\s]*\}|[^\s"',\]}]))`
+
 // secretShapes find secrets by their looks, wherever they stand. The first group
 // is what is hidden.
 var secretShapes = []*regexp.Regexp{
+	regexp.MustCompile(`(?i)https?://[^\s/?#"']*` + urlTail),
+	regexp.MustCompile(`(?i)https?://([^\s/?#"'@]+)@`),
+	regexp.MustCompile(`(?i)(?:url|proxy)["']?\s*[:=]\s*["']?(?:[a-z][a-z0-9+.-]*://)?[^\s/?#"':]*(?::\d+)?` + urlTail),
 	regexp.MustCompile(`://[^\s:/@]*:(.+)@`),
 	regexp.MustCompile(`[^\s"':@/(){},]+:(\S+)@(?:tcp|unix)\(`),
 	regexp.MustCompile(`whsec_([^\s"',\]}]+)`),

@@ -21,6 +21,13 @@ func TestMasks(t *testing.T) {
 		{"list", "secrets:\n  - SECRET\n  - whsec_SECRET\n"},
 		{"flow", "webhook: {secrets: [SECRET, \"SECRET, SECRET\"], url: x}\n"},
 		{"headers", "headers: {Authorization: Bearer SECRET, X: SECRET}\n"},
+		{"webhook url", "webhook:\n  url: https://hooks.example/services/SEC,RET/x?y=SECRET#SECRET\n"},
+		{"webhook url without scheme", "webhook: {url: hooks.example/SECRET, proxy: proxy.example?SECRET}\n"},
+		{"webhook url of another scheme", "webhook: {\"url\": 'ftp://hooks.example/SEC\\RET'}\n"},
+		{"webhook url, misspelt", "webhok: https://hooks.example:8443?token=SECRET\n"},
+		{"webhook url, folded", "url: >-\n  https://hooks.example/SECRET\n"},
+		{"webhook url, commented out", "# https://hooks.example/SECRET\nx: [\nurl: https://hooks.example/SECRET\n"},
+		{"proxy", "proxy: http://SECRET@proxy.example:3128/SECRET\n"},
 		{"misspelt", "pasword: SECRET\nsercets: [SECRET]\ntokne: SECRET\nAPI-Key: SECRET\n"},
 		{"default of a reference", "password: ${PASSWORD:-SECRET}\n"},
 		{"by its looks", "x: whsec_SECRET\ny: bearer SECRETSECRET\nz: \"password=SECRET\"\n"},
@@ -41,7 +48,8 @@ func TestMasks(t *testing.T) {
 			}
 		})
 	}
-	shown := "mode: poll\ndsn: ${DATABASE_URL}\ndsn2: postgres://app:${PW}@db/shop\npassword: ${file:/run/x}\ndsn3: postgres://app@db:5432/shop?sslmode=verify-full\ndsn4: app@tcp(db:3306)/shop?tls=true\ndsn5: mysql://app@db/shop\nx: {name: b, dsn: app@unix(/run/x.sock)/shop}\n# mode: poll\n"
+	shown := "mode: poll\ndsn: ${DATABASE_URL}\ndsn2: postgres://app:${PW}@db/shop\npassword: ${file:/run/x}\ndsn3: postgres://app@db:5432/shop?sslmode=verify-full\ndsn4: app@tcp(db:3306)/shop?tls=true\ndsn5: mysql://app@db/shop\nx: {name: b, dsn: app@unix(/run/x.sock)/shop}\n# mode: poll\n" +
+		"url: https://hooks.example:8443/\nurl2: https://hooks.example/${TOKEN}\nwebhook: {url: \"https://hooks.example\", proxy: 'http://proxy.example:3128'}\nurl3: ${URL}\n"
 	doc := parse("x", []byte(shown))
 	for i, line := range doc.lines {
 		if text, _ := doc.masks.show(i+1, line, 1); text != line {

@@ -3,6 +3,7 @@ package demo
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -193,5 +194,18 @@ func TestRun_WrongDSN(t *testing.T) {
 	_, err := Run(t.Context(), Config{DSN: "postgres://u:secret@127.0.0.1:1/x?sslmode=disable", Out: &out})
 	if err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "--dsn") {
 		t.Errorf("error = %v; want one about --dsn without the password", err)
+	}
+}
+
+func TestRun_AnUnreadableDSNIsNotShown(t *testing.T) {
+	for _, dsn := range []string{
+		"host=db password = s3cret sslmode=bad",
+		"postgres://app:s3cret%zz@db/shop",
+		"host=db password = s3cret pool_max_conns=many",
+	} {
+		_, err := Run(t.Context(), Config{DSN: dsn, Out: io.Discard})
+		if err == nil || strings.Contains(err.Error(), "s3cret") || !strings.Contains(err.Error(), "cannot be read") {
+			t.Errorf("%q: %v", dsn, err)
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 )
@@ -76,6 +77,9 @@ func version(ctx context.Context, conn *pgx.Conn) (string, error) {
 // borrow makes a database of its own on somebody else's server. Its close drops
 // the database, with the slot and publication in it.
 func borrow(ctx context.Context, dsn string) (*host, error) {
+	if _, err := pgxpool.ParseConfig(dsn); err != nil {
+		return nil, errors.New("the connection string of --dsn cannot be read") // the parser's message may quote the password
+	}
 	conn, err := pgx.Connect(ctx, dsn)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the server of --dsn: %w", err)
