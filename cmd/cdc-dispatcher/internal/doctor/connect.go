@@ -82,7 +82,7 @@ func (s *session) limit() time.Duration { return s.cfg.Timeout * 9 / 10 }
 // row runs a query for exactly one row, in a read-only transaction that bounds it. Nothing is set
 // for the session: behind a pooler the next one to use it may be the application.
 func (s *session) row(ctx context.Context, sql string, args []any, into ...any) error {
-	begin := fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d; SET LOCAL lock_timeout = 1000; SET LOCAL search_path = pg_catalog",
+	begin := fmt.Sprintf("BEGIN READ ONLY; SET LOCAL statement_timeout = %d; SET LOCAL lock_timeout = 1000; SET LOCAL search_path = pg_catalog; SET LOCAL timezone = 'UTC'",
 		s.limit().Milliseconds())
 	return pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, sql, args...).Scan(into...)

@@ -59,27 +59,23 @@ func atMost(n int) string {
 // out for long. Events that no handler wants wait on purpose (A54).
 func checkUndelivered(ctx context.Context, s *session) (Finding, error) {
 	t := s.cfg.Table
-	var mark string
-	switch t.Mark.Kind {
-	case schema.MarkBoolean:
-		mark = ident(t.Mark.Column) + " = false"
-	case schema.MarkStatus:
-		mark = ident(t.Mark.Column) + " = " + literal(t.Mark.Pending)
-	}
-	if mark == "" || t.Columns.Date == "" {
+	if t.Mark.Kind == schema.MarkNone || t.Columns.Date == "" {
 		return Finding{Status: OK, Message: "the event table does not tell how long an event has waited"}, nil
+	}
+	pending, err := s.pending(ctx)
+	if err != nil {
+		return Finding{}, err
 	}
 	date := "e." + ident(t.Columns.Date)
 	var age *time.Duration
-	err := s.row(ctx, fmt.Sprintf(`
+	err = s.row(ctx, fmt.Sprintf(`
 		SELECT max((clock_timestamp() AT TIME ZONE 'UTC') - w.date) FROM (
-		    SELECT %s::timestamp AS date FROM %s e
-		    WHERE %s AND EXISTS (
-		        SELECT FROM %s h, unnest(h.types) p(pattern)
-		        WHERE h.paused_date IS NULL AND (pattern = '*' OR pattern = e.%[5]s::text
-		           OR pattern LIKE '%%.*' AND starts_with(e.%[5]s::text, left(pattern, -1))))
+		    SELECT %[1]s::timestamp AS date FROM %[2]s e
+		    WHERE %[3]s AND isfinite(%[1]s) AND %[5]s::text <> '' AND EXISTS (
+		        SELECT FROM %[4]s h, unnest(h.types) p(pattern)
+		        WHERE pattern = '*' OR pattern = %[5]s::text OR pattern LIKE '%%.*' AND starts_with(%[5]s::text, left(pattern, -1)))
 		    LIMIT %[6]d) w`,
-		date, s.quotedTable(), mark, s.own("handlers"), ident(t.Columns.Type), countLimit), nil, &age)
+		date, s.quotedTable(), pending, s.own("handlers"), "e."+ident(t.Columns.Type), countLimit), nil, &age)
 	switch {
 	case sqlState(err) == stateQueryCanceled:
 		return Finding{Status: Warn, Message: "looking for undelivered events took too long", Hint: "see the poller's index"}, nil
@@ -92,6 +88,26 @@ func checkUndelivered(ctx context.Context, s *session) (Finding, error) {
 	}
 	return Finding{Status: Warn, Message: "an event has waited for its fan-out for long", Value: age.Round(time.Second).String(),
 		Hint: "start the dispatcher; if it runs, see its log and cdc-dispatcher status"}, nil
+}
+
+// pending is the condition for a row e that is not fanned out, as the poller asks for it.
+func (s *session) pending(ctx context.Context) (string, error) {
+	m := s.cfg.Table.Mark
+	var notNull bool
+	if err := s.row(ctx, "SELECT attnotnull FROM pg_attribute WHERE attrelid = $1::text::regclass AND attname = $2",
+		[]any{s.quotedTable(), m.Column}, &notNull); err != nil {
+		return "", err
+	}
+	mark := "e." + ident(m.Column)
+	switch {
+	case m.Kind == schema.MarkBoolean && notNull:
+		return mark + " = false", nil
+	case m.Kind == schema.MarkBoolean:
+		return mark + " IS NOT TRUE", nil
+	case notNull:
+		return mark + " = " + literal(m.Pending), nil
+	}
+	return fmt.Sprintf("(%s = %s OR %[1]s IS NULL)", mark, literal(m.Pending)), nil
 }
 
 // checkGaps lists stretches of log that were not read and not yet made up for.

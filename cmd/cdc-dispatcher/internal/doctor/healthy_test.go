@@ -126,6 +126,25 @@ func TestDoctor_Healthy(t *testing.T) {
 				VALUES ('h', '{}', '{invoice.*,order}', 1, 'x', now(), now())`)
 			p.want()
 		})
+		run("an event's age is that of the time zone it is stored in", func(p *patient) {
+			p.cfg.Table = schema.Custom("public", "box", schema.Columns{ID: "id", Type: "type", Payload: "body", Date: "at"},
+				schema.Mark{Kind: schema.MarkBoolean, Column: "done"})
+			p.exec("ALTER DATABASE "+p.name+" SET timezone = 'America/New_York'",
+				"CREATE TABLE public.box (id uuid PRIMARY KEY, type text, body jsonb, at timestamptz, done boolean)",
+				"CREATE INDEX ON public.box (id) WHERE done IS NOT TRUE",
+				"GRANT SELECT, UPDATE ON public.box TO app", "ALTER PUBLICATION cdc_dispatcher ADD TABLE public.box",
+				"INSERT INTO public.box VALUES (gen_random_uuid(), 'order.placed', '{}', now(), NULL), (gen_random_uuid(), '', '{}', now() - interval '1 day', NULL)",
+				`INSERT INTO eventlog.handlers (name, aliases, types, generation, last_owner, last_seen, created_date)
+				VALUES ('h', '{}', '{*}', 1, 'x', now(), now())`)
+			if out := text(p.want()); !strings.Contains(out, "no event has waited for long") {
+				p.Errorf("it does not see the event whose mark is null:\n%s", out)
+			}
+			p.exec("UPDATE public.box SET at = now() - interval '1 hour' WHERE type <> ''")
+			r := p.want(codeUndelivered + " warn")
+			if found := findings(r); len(found) > 0 && !strings.HasPrefix(found[0].Value, "1h0m") {
+				p.Errorf("it has waited for %s, want an hour", found[0].Value)
+			}
+		})
 		run("a managed service", func(p *patient) {
 			p.exec("CREATE ROLE rds_superuser", "CREATE ROLE rds_replication", "ALTER ROLE app NOREPLICATION", "ALTER SYSTEM SET max_slot_wal_keep_size = -1", "SELECT pg_reload_conf()")
 			defer p.exec("DROP ROLE rds_superuser", "DROP ROLE rds_replication", "ALTER ROLE app REPLICATION", "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
