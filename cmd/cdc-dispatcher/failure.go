@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
 )
@@ -76,8 +77,31 @@ func failed(code, try, format string, args ...any) error {
 // silent ends the program with an exit code; everything has been said.
 func silent(exit int) error { return &failure{exit: exit, said: true, message: "exit"} }
 
-// explain writes an error for people and returns the exit code.
+// failures are those of several sources: one that fails keeps nobody from the others.
+type failures []error
+
+func (f failures) Error() string   { return errors.Join(f...).Error() }
+func (f failures) Unwrap() []error { return f }
+
+// joined are the errors that are none of nil, nil when all are.
+func joined(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(errs) == 0 {
+		return nil
+	}
+	return failures(errs)
+}
+
+// explain writes an error for people and returns the exit code, of several that of the first.
 func (a *app) explain(err error) int {
+	var several failures
+	if errors.As(err, &several) {
+		exit := a.explain(several[0])
+		for _, err := range several[1:] {
+			a.explain(err)
+		}
+		return exit
+	}
 	var problems config.Problems
 	if errors.As(err, &problems) {
 		a.words(a.paint(problems.Error()) + "\n" + problems.Summary() + "\n")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -37,11 +38,11 @@ func (a *app) handlersListCommand(source *string) *cobra.Command {
 				}
 				return err
 			})
-			if err != nil {
+			if err != nil && len(all) == 0 {
 				return err
 			}
 			if a.format == outputJSON {
-				return a.json(all)
+				return errors.Join(a.json(all), err)
 			}
 			rows := [][]string{{"SOURCE", "HANDLER", "TYPES", "ALIASES", "LAST SEEN", "STATE"}}
 			for _, h := range all {
@@ -51,7 +52,7 @@ func (a *app) handlersListCommand(source *string) *cobra.Command {
 				}
 				rows = append(rows, []string{h.Source, h.Name, strings.Join(h.Types, " "), strings.Join(h.Aliases, " "), span(h.Silent) + " ago", state})
 			}
-			return a.printTable(rows)
+			return errors.Join(a.printTable(rows), err)
 		},
 	}
 }

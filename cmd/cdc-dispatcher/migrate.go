@@ -48,7 +48,8 @@ func (a *app) selected(cfg *config.Config, name string) ([]config.Source, error)
 	return []config.Source{s}, err
 }
 
-// eachSource runs fn for the named source, or for all in turn.
+// eachSource runs fn for the named source, or for all in turn. One that fails does not keep it from
+// the others, but a person who does not confirm does.
 func (a *app) eachSource(name string, fn func(config.Source) error) error {
 	cfg, err := a.load(a.configPath())
 	if err != nil {
@@ -58,12 +59,16 @@ func (a *app) eachSource(name string, fn func(config.Source) error) error {
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, s := range sources {
-		if err := fn(s); err != nil {
-			return err
+		err := fn(s)
+		errs = append(errs, err)
+		var f *failure
+		if errors.As(err, &f) && f.code == codeConfirm {
+			break
 		}
 	}
-	return nil
+	return joined(errs)
 }
 
 // eachMigrator runs fn for the sources in turn.
@@ -138,10 +143,10 @@ func (a *app) migrateStatus(ctx context.Context, source string) error {
 		}
 		return err
 	})
-	if err != nil {
+	if err != nil && len(steps) == 0 {
 		return err
 	}
-	if err := a.printSteps(steps); err != nil {
+	if err := errors.Join(a.printSteps(steps), err); err != nil {
 		return err
 	}
 	if missing > 0 {

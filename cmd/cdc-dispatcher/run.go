@@ -141,7 +141,7 @@ func firstLook(ctx context.Context, checks []func(context.Context) error) error 
 		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return joined(errs)
 }
 
 // refusal keeps the errors that a restart of the database does not mend.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,6 +155,20 @@ func TestRun_StopBeforeListening(t *testing.T) {
 	d := &dispatcher{cfg: &config.Config{}, log: slog.New(slog.DiscardHandler), metrics: server.NewMetrics("1", "go1")}
 	d.cfg.Server.Listen = "localhost:0"
 	if err := d.serve(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of several sources that fail, each is explained.
+func TestExplain_SeveralSources(t *testing.T) {
+	var words strings.Builder
+	a := &app{err: &words, lookup: os.LookupEnv}
+	err := joined([]error{nil, &failure{exit: exitDatabase, code: codeAuth, message: "source a: no", try: "this"}, nil, failed(codeBusy, "that", "source b: no")})
+	exit := a.explain(errors.Join(err, nil))
+	if want := "error CD4002: source a: no\nTry: this\nerror CD4006: source b: no\nTry: that\n"; exit != exitDatabase || words.String() != want {
+		t.Errorf("exit %d, %q", exit, words.String())
+	}
+	if err := joined([]error{nil, nil}); err != nil {
 		t.Error(err)
 	}
 }

@@ -70,11 +70,11 @@ whether a dispatcher runs or not; numbers are counted up to a limit and then wri
 				all = append(all, s)
 				return err
 			})
-			if err != nil {
+			if err != nil && len(all) == 0 {
 				return err
 			}
 			if a.format == outputJSON {
-				return a.json(all)
+				return errors.Join(a.json(all), err)
 			}
 			var p paper
 			for i, s := range all {
@@ -83,7 +83,7 @@ whether a dispatcher runs or not; numbers are counted up to a limit and then wri
 				}
 				s.write(&p)
 			}
-			return a.print(&p)
+			return errors.Join(a.print(&p), err)
 		},
 	}
 	sourceFlag(cmd, &source)
