@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
 )
 
@@ -79,6 +80,14 @@ func migrator(t *testing.T, pool *pgxpool.Pool, o migrate.Options) *migrate.Migr
 		t.Fatal(err)
 	}
 	return m
+}
+
+// ownerOfSchema creates the schema for a role that may create no others, and returns how it connects.
+func ownerOfSchema(db *testdb.DB) (dsn string) {
+	role := "owner_" + db.Name()
+	db.Exec(`CREATE ROLE "` + role + `" LOGIN`)
+	db.Exec(`CREATE SCHEMA eventlog AUTHORIZATION "` + role + `"`)
+	return strings.Replace(db.DSN(), "postgres@", role+"@", 1)
 }
 
 func up(t *testing.T, m *migrate.Migrator) []migrate.Migration {

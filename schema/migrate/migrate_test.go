@@ -189,56 +189,6 @@ func TestSchemaNameWithCapitalsAndQuotes(t *testing.T) {
 	})
 }
 
-// TestPrintEqualsUp: what a database administrator runs by hand is what up runs.
-func TestPrintEqualsUp(t *testing.T) {
-	for _, o := range []migrate.Options{{}, {Schema: `Odd "name"`}, {Schema: "d", Table: schema.Debezium("", "")}} {
-		testdb.EachPostgres(t, func(t *testing.T, major int) {
-			byUp, byPrint := testdb.Postgres(t, major), testdb.Postgres(t, major)
-			up(t, migrator(t, byUp.Pool(), o))
-			script, err := migrate.Print(o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			runScript(t, byPrint, script)
-			name := o.Schema
-			if name == "" {
-				name = schema.DefaultSchema
-			}
-			if diff := cmp.Diff(catalog(t, byUp.Pool(), name), catalog(t, byPrint.Pool(), name)); diff != "" {
-				t.Error(diff)
-			}
-			if again := up(t, migrator(t, byPrint.Pool(), o)); len(again) != 0 {
-				t.Errorf("up after print applied %v", again)
-			}
-		})
-	}
-}
-
-// runScript does what psql does: one statement at a time on one connection.
-func runScript(t *testing.T, db *testdb.DB, script string) {
-	t.Helper()
-	conn, err := db.Pool().Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	var statement strings.Builder
-	inBlock := false
-	for line := range strings.Lines(script) {
-		statement.WriteString(line)
-		if strings.Contains(line, "$do$") {
-			inBlock = !inBlock
-		}
-		if inBlock || !strings.HasSuffix(strings.TrimSpace(line), ";") {
-			continue
-		}
-		if _, err := conn.Exec(t.Context(), statement.String()); err != nil {
-			t.Fatalf("%v in:\n%s", err, statement.String())
-		}
-		statement.Reset()
-	}
-}
-
 // TestUpDoesNotWaitForLocks: a migration behind a long transaction gives up, so that the
 // application's own statements do not pile up behind it, and can be run again.
 func TestUpDoesNotWaitForLocks(t *testing.T) {
@@ -342,10 +292,7 @@ func TestUpBesideAPartitionedEventTable(t *testing.T) {
 func TestUpWithoutTheRightToCreateSchemas(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		db := testdb.Postgres(t, major)
-		role := "owner_" + db.Name()
-		db.Exec(`CREATE ROLE "` + role + `" LOGIN`)
-		db.Exec(`CREATE SCHEMA eventlog AUTHORIZATION "` + role + `"`)
-		pool, err := pgxpool.New(t.Context(), strings.Replace(db.DSN(), "postgres@", role+"@", 1))
+		pool, err := pgxpool.New(t.Context(), ownerOfSchema(db))
 		if err != nil {
 			t.Fatal(err)
 		}

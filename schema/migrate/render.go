@@ -100,46 +100,53 @@ func render(folder string, data any) ([]script, error) {
 }
 
 // Print returns all migrations as one SQL script, without a connection. It may be run with
-// psql, mysql or mariadb as it is. It also fills the version table, so that a later Up finds
-// nothing to do.
+// psql, mysql or mariadb as it is, and again: what is applied changes nothing. It also fills the version table, so that a
+// later Up finds nothing to do. psql stops at the first error, and the step that failed does not count as applied. Whether our own
+// event table is partitioned cannot be known without a connection; beside such a table the script stops at its index,
+// which only [Migrator.Up] builds.
 func Print(o Options) (string, error) {
 	o = o.withDefaults()
 	if err := o.validate(); err != nil {
 		return "", err
 	}
 	var (
-		scripts    []script
-		err        error
-		first      []string
-		insertSQL  func(value string) string
-		begin, end string
+		scripts []script
+		err     error
+		p       printed
 	)
 	if o.Dialect == DialectPostgres {
-		v := versionTable{schema: o.Schema}
 		scripts, err = renderPostgres(o, false)
-		first, insertSQL = []string{v.createSchemaSQL(), v.createSQL()}, v.insertSQL
+		p = printedPostgres(o)
 	} else {
-		v := mysqlVersions{schema: o.Schema}
 		scripts, err = renderMySQL(o, false)
-		first, insertSQL = []string{v.createSchemaSQL(), v.createSQL()}, v.insertSQL
+		p = printedMySQL(o)
 	}
 	if err != nil {
 		return "", err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "-- cdc-dispatcher: tables in schema %s.\n%s;\n", o.Schema, strings.Join(first, ";\n\n"))
+	fmt.Fprintf(&b, "-- cdc-dispatcher: tables in schema %s.\n%s", o.Schema, p.head)
 	for _, s := range scripts {
-		if begin, end = "", ""; s.inTransaction() {
+		var begin, end string
+		if s.inTransaction() {
 			begin, end = "BEGIN;\n", "COMMIT;\n"
 		}
 		up, _, _ := strings.Cut(s.text, "-- +goose Down")
-		fmt.Fprintf(&b, "\n-- %s\n%s", s.name, begin)
+		fmt.Fprintf(&b, "\n-- %s\n%s%s", s.name, p.before(s.version), begin)
 		for line := range strings.Lines(up) {
 			if !strings.HasPrefix(line, "-- +goose") {
 				b.WriteString(line)
 			}
 		}
-		fmt.Fprintf(&b, "%s;\n%s", insertSQL(strconv.FormatInt(s.version, 10)), end)
+		fmt.Fprintf(&b, "%s;\n%s%s", p.insertSQL(strconv.FormatInt(s.version, 10)), end, p.after)
 	}
 	return b.String(), nil
+}
+
+// printed is what a dialect puts around the steps of a script.
+type printed struct {
+	head      string
+	before    func(version int64) string
+	after     string
+	insertSQL func(value string) string
 }

@@ -128,3 +128,13 @@ func quoteString(s string) string {
 	}
 	return "'" + strings.ReplaceAll(s, "'", "''") + "'"
 }
+
+// printedMySQL: mysql and mariadb stop at the first error of a script by themselves, and each statement may be run twice.
+func printedMySQL(o Options) printed {
+	v := mysqlVersions{schema: o.Schema}
+	return printed{
+		head:      v.createSchemaSQL() + ";\n\n" + v.createSQL() + ";\n",
+		before:    func(int64) string { return "" },
+		insertSQL: v.insertSQL,
+	}
+}

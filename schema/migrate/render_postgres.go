@@ -1,6 +1,7 @@
 package migrate
 
 import (
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -36,6 +37,31 @@ func renderPostgres(o Options, partitionedEvents bool) ([]script, error) {
 		Events:            o.ownEvents(),
 		PartitionedEvents: partitionedEvents,
 	})
+}
+
+// printedPostgres: psql goes on after an error unless it is told otherwise, and would record a step that failed. Having
+// stopped, it must be able to begin again, although not every step can be run twice, and nobody may create a schema that
+// exists without the right to create others.
+func printedPostgres(o Options) printed {
+	v := versionTable{schema: o.Schema}
+	const end = "\\endif\n"
+	unless := func(exists string) string {
+		return "SELECT NOT EXISTS (" + exists + ") AS missing \\gset\n\\if :missing\n"
+	}
+	head := "-- For psql. Stops at the first error, and may be run again.\n"
+	if o.ownEvents() {
+		head += "-- If the table events is partitioned, use \"cdc-dispatcher migrate up\": its indexes cannot be built concurrently.\n"
+	}
+	head += "\\set ON_ERROR_STOP on\n\n" + unless("SELECT FROM pg_catalog.pg_namespace WHERE nspname = "+quoteText(o.Schema)) +
+		v.createSchemaSQL() + ";\n" + end + v.createSQL() + ";\n"
+	return printed{
+		head: head,
+		before: func(version int64) string {
+			return unless("SELECT FROM " + v.table() + " WHERE version = " + strconv.FormatInt(version, 10))
+		},
+		after:     end,
+		insertSQL: v.insertSQL,
+	}
 }
 
 func quoteIdent(name string) string { return pgx.Identifier{name}.Sanitize() }
