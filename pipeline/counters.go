@@ -63,7 +63,7 @@ const (
 	CountSourceRun Counter = "source_run"
 	// CountGap: stretches of log that were not read.
 	CountGap Counter = "gap"
-	// CountRegistryError: registry heartbeats that failed.
+	// CountRegistryError: registry heartbeats, and steps that free or block deliveries or shorten leases, that failed.
 	CountRegistryError Counter = "registry_error"
 	// CountOrphaned: deliveries BLOCKED because no process serves their handler.
 	CountOrphaned Counter = "orphaned"

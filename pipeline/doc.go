@@ -91,9 +91,9 @@
 //
 // Run owns all goroutines and returns after each has ended: the source's
 // supervisor and its watcher, the stream's collector and its flusher, the poller, the registry
-// heartbeat, and handling with its workers. Connections are the store's and the source's;
+// heartbeat, its chores, and handling with its workers. Connections are the store's and the source's;
 // the pipeline has at most one fan-out of the log, one of the poller, one claim, one
-// settling or renewing statement and one heartbeat under way at a time. Several sources are several
+// settling or renewing statement, one heartbeat and one chore under way at a time. Several sources are several
 // pipelines, which share nothing.
 //
 // # What happens on failure
@@ -101,7 +101,8 @@
 //	database away             every loop waits with backoff, logs once, and once when it is over
 //	database refuses a row    the batch is halved until the row stands alone; a reduced
 //	                          BLOCKED delivery takes its place
-//	row locked by a session   the log's image makes its deliveries; the poller marks it later
+//	row locked by a session   the log's image makes its deliveries; the poller marks it later; a
+//	                          delivery that is locked is left out of what is freed or blocked
 //	refused in every form     it stays in its table, in sight of the poller; one that is nowhere
 //	                          but in the log holds the log, and nothing else
 //	answer to a fan-out lost  it is repeated, which changes nothing; leases that nobody

@@ -14,11 +14,6 @@ const (
 	// heartbeatEvery is how often this process says which handlers it serves, and
 	// learns which are paused.
 	heartbeatEvery = 10 * time.Second
-	// orphansEvery is how often it looks for deliveries that nobody serves.
-	orphansEvery = time.Minute
-	// leasesEvery is how often it looks for leases that a clock has left behind that jumped
-	// ahead and came back. The look reads everything that is due in the far future.
-	leasesEvery = 10 * time.Minute
 	// foreignEvery is how often the same handler of another process is warned of.
 	foreignEvery = 10 * time.Minute
 )
@@ -33,19 +28,19 @@ type heartbeat struct {
 	names []string
 	// marked is what this process marks as fanned out.
 	marked  delivery.Match
-	grace   time.Duration
 	slots   slots
 	log     *slog.Logger
 	obs     Observer
 	trouble *trouble
 	warn    seldom
+	// beaten tells that a beat succeeded, see [chores].
+	beaten chan struct{}
 
 	mu     sync.Mutex
 	lastOK time.Time
 }
 
-// register announces the handlers for the first time, and releases what was
-// blocked for want of them. It tries until it succeeds; false means that ctx ended first.
+// register announces the handlers for the first time. It tries until it succeeds; false means that ctx ended first.
 // Nothing may be fanned out before: another process could take the new handlers' deliveries
 // for orphans.
 func (h *heartbeat) register(ctx context.Context) bool {
@@ -53,10 +48,8 @@ func (h *heartbeat) register(ctx context.Context) bool {
 	for {
 		err := h.beat(ctx)
 		if err == nil {
-			if err = h.unblock(ctx); err == nil {
-				h.ok()
-				return true
-			}
+			h.ok()
+			return true
 		}
 		if ctx.Err() != nil {
 			return false
@@ -70,20 +63,8 @@ func (h *heartbeat) register(ctx context.Context) bool {
 
 // run beats until ctx ends.
 func (h *heartbeat) run(ctx context.Context) error {
-	orphans, leases := time.Now().Add(jittered(orphansEvery)), time.Now()
 	for sleep(ctx, jittered(heartbeatEvery)) {
-		err := h.beat(ctx)
-		if err == nil && !time.Now().Before(orphans) {
-			orphans = time.Now().Add(jittered(orphansEvery))
-			if err = h.unblock(ctx); err == nil {
-				err = h.block(ctx)
-			}
-			if err == nil && !time.Now().Before(leases) {
-				leases = time.Now().Add(jittered(leasesEvery))
-				err = h.shorten(ctx)
-			}
-		}
-		switch {
+		switch err := h.beat(ctx); {
 		case ended(ctx):
 			return nil
 		case err != nil:
@@ -103,8 +84,12 @@ func (h *heartbeat) failed(err error) {
 func (h *heartbeat) ok() {
 	h.trouble.recovered()
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.lastOK = time.Now()
+	h.mu.Unlock()
+	select {
+	case h.beaten <- struct{}{}:
+	default: // the chores are busy, and see it later
+	}
 }
 
 // beat says that this process serves its handlers, and learns which are paused.
@@ -141,52 +126,4 @@ func (h *heartbeat) warnOfOthers(others []delivery.Handler) {
 // serves says whether the handler of another process is one of ours, under its present name or a former one.
 func (h *heartbeat) serves(o delivery.Handler) bool {
 	return slices.ContainsFunc(append([]string{o.Name}, o.Aliases...), func(name string) bool { return slices.Contains(h.names, name) })
-}
-
-// unblock frees deliveries that were blocked for want of one of our handlers. It
-// is repeated, because another process that had not yet heard of us may block more.
-func (h *heartbeat) unblock(ctx context.Context) error {
-	if len(h.names) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	n, err := h.store.Unblock(ctx, h.names)
-	if err != nil || n == 0 {
-		return err
-	}
-	h.obs.Count(CountUnblocked, "", n)
-	h.log.Info("deliveries that had no handler are due again", slog.Int("deliveries", n))
-	for _, handler := range h.handlers {
-		h.slots.wake(handler.Name)
-	}
-	return nil
-}
-
-// block ends the wait of deliveries that no process serves.
-func (h *heartbeat) block(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	n, err := h.store.BlockOrphans(ctx, h.grace)
-	if err != nil || n == 0 {
-		return err
-	}
-	h.obs.Count(CountOrphaned, "", n)
-	h.log.Warn("deliveries are BLOCKED because no process serves their handler; they are freed when one does",
-		slog.Int("deliveries", n), slog.Duration("waited_at_least", h.grace))
-	return nil
-}
-
-// shorten makes leases that no process can have asked for end in a foreseeable time.
-func (h *heartbeat) shorten(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
-	defer cancel()
-	n, err := h.store.ShortenLeases(ctx, delivery.LongestLease)
-	if err != nil || n == 0 {
-		return err
-	}
-	h.obs.Count(CountLeaseShortened, "", n)
-	h.log.Warn("leases ended later than any lease can; the database's clock must have been wrong; they end soon now",
-		slog.Int("deliveries", n), slog.Duration("within", delivery.LongestLease))
-	return nil
 }

@@ -30,6 +30,7 @@ type Pipeline struct {
 	fanOut    *fanOut
 	poller    *poller
 	heartbeat *heartbeat
+	chores    *chores
 	// stream and supervisor are nil in poll-only mode.
 	stream     *stream
 	supervisor *supervisor
@@ -59,6 +60,7 @@ func New(c Config) (*Pipeline, error) {
 	p.fanOut = newFanOut(plan, p.slots)
 	p.poller = newPoller(plan, router, p.fanOut)
 	p.heartbeat = newHeartbeat(plan, p.slots)
+	p.chores = newChores(plan, p.slots, p.heartbeat.beaten)
 	if plan.Log != nil {
 		p.stream = newStream(plan, newFanOutTrigger(plan, router, p.fanOut), p.poller.gapFound, p.poller.gap, p.poller.soon)
 		p.supervisor = newSupervisor(plan.Log, p.stream.in, p.stream.calm, plan.Logger, plan.Observer)
@@ -123,6 +125,7 @@ func (p *Pipeline) feed(run context.Context) error {
 	var g errgroup.Group
 	g.Go(func() error { return p.poller.run(run, work) })
 	g.Go(func() error { return p.heartbeat.run(run) })
+	g.Go(func() error { return p.chores.run(run) })
 	if p.stream != nil {
 		g.Go(func() error { return p.stream.run(run, work) })
 	}
@@ -183,8 +186,16 @@ func newPoller(p *plan, router *router, f *fanOut) *poller {
 func newHeartbeat(p *plan, slots slots) *heartbeat {
 	return &heartbeat{
 		store: p.Store, owner: p.Owner, handlers: p.registry.rows(), names: p.registry.allNames(), marked: p.marked(),
-		grace: p.OrphanGrace, slots: slots, log: p.Logger, obs: p.Observer,
+		slots: slots, log: p.Logger, obs: p.Observer,
 		trouble: newTrouble(p.Logger, "registering the handlers"),
 		warn:    seldom{every: foreignEvery},
+		beaten:  make(chan struct{}, 1),
+	}
+}
+
+func newChores(p *plan, slots slots, beaten <-chan struct{}) *chores {
+	return &chores{
+		store: p.Store, handlers: p.registry.rows(), names: p.registry.allNames(), grace: p.OrphanGrace,
+		slots: slots, log: p.Logger, obs: p.Observer, beaten: beaten,
 	}
 }

@@ -57,6 +57,8 @@ type pipelineStore struct {
 	batches    []delivery.FanOut
 	paused     map[string]delivery.Pause
 	others     []delivery.Handler
+	// unblocked is how many deliveries Unblock frees, also when it fails after that.
+	unblocked int
 }
 
 type tableRow struct {
@@ -320,7 +322,7 @@ func (s *pipelineStore) BlockOrphans(ctx context.Context, _ time.Duration) (int,
 }
 
 func (s *pipelineStore) Unblock(ctx context.Context, _ []string) (int, error) {
-	return 0, s.enter(ctx, "unblock", nil)
+	return s.unblocked, s.enter(ctx, "unblock", nil)
 }
 
 func (s *pipelineStore) RecordGap(ctx context.Context, _ string, gap cdc.Gap) error {

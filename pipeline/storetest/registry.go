@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -16,6 +17,7 @@ func registryTests() []test {
 		{"C72_AnAliasServes", aliasServes},
 		{"M8_Q33_UnblockedDeliveriesWaitFromTheirRelease", unblock},
 		{"BlockManyNames", blockMany},
+		{"LockedDeliveriesStopNoStep", stepsPassLocks},
 		{"ARenamedHandlerStaysPaused", renamedWhilePaused},
 		{"HandlersOfOthersAreReported", others},
 		{"LeasesOfAWrongClockAreShortened", wrongClock},
@@ -159,6 +161,34 @@ func blockMany(s *suite) {
 	if err != nil || n != 2200-55 {
 		s.Errorf("unblocked %d, %v", n, err)
 	}
+}
+
+// stepsPassLocks: what a session has locked is left out of what is done to many deliveries, and its turn comes later.
+func stepsPassLocks(s *suite) {
+	const grace, longest = time.Minute, time.Hour
+	orphan, locked := pending(1, "gone"), pending(2, "gone")
+	orphan.NextRetryAt, locked.NextRetryAt = noon.Add(-grace), noon.Add(-grace)
+	s.put(orphan, locked)
+	counts := func(step string, run func(context.Context) (int, error)) {
+		s.Helper()
+		unlock := s.LockDelivery(s, locked.ID)
+		ctx, cancel := context.WithTimeout(s.Context(), time.Minute) // a step that waits for the lock would wait for ever
+		defer cancel()
+		n, err := run(ctx)
+		if err != nil || n != 1 {
+			s.Errorf("%s with a locked row: %d, %v, want 1", step, n, err)
+		}
+		unlock()
+		if n, err := run(ctx); err != nil || n != 1 {
+			s.Errorf("%s after that: %d, %v, want 1", step, n, err)
+		}
+	}
+	counts("block", func(ctx context.Context) (int, error) { return s.Store.BlockOrphans(ctx, grace) })
+	counts("unblock", func(ctx context.Context) (int, error) { return s.Store.Unblock(ctx, []string{"gone"}) })
+	s.SetNow(s, noon.Add(100*time.Hour))
+	s.equal("claimed", 2, len(s.claim(claimOf("gone", 2)).Claimed))
+	s.SetNow(s, noon)
+	counts("shorten", func(ctx context.Context) (int, error) { return s.Store.ShortenLeases(ctx, longest) })
 }
 
 // renamedWhilePaused: the new name takes the pause over, and the old one keeps it for the processes

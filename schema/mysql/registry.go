@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -155,36 +154,31 @@ func (s *Store) others(ctx context.Context, q querier, owner string) ([]delivery
 		" - INTERVAL ? MICROSECOND ORDER BY name", owner, micros(delivery.HandlerLive))
 }
 
-// stepSize is how many rows a background step changes in one transaction.
-const stepSize = 1000
-
 // BlockOrphans implements pipeline.RegistryStore. Every delivery that was due for the whole of grace
 // counts, whoever wrote it.
 func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, error) {
-	var unserved []string
-	n, err := s.step(ctx,
-		func(q querier, o *ourTables, refused []string) (ids []uuid.UUID, err error) {
-			if unserved, err = s.unserved(ctx, q, grace); err != nil || len(unserved) == 0 {
-				return nil, err
-			}
-			return s.found(ctx, q, o, unserved, openStates(), "d.next_retry_at <= "+s.now+" - INTERVAL ? MICROSECOND",
-				[]any{micros(grace)}, "d.next_retry_at", refused)
-		},
-		func(q querier, o *ourTables, ids []uuid.UUID) (sql.Result, error) {
-			// A process may have started since.
-			names, err := s.unserved(ctx, q, grace)
+	n, err := s.step(ctx, step{
+		find: func(q querier, o *ourTables, leftOut []any) ([]uuid.UUID, error) {
+			unserved, err := s.unserved(ctx, q, grace)
 			if err != nil {
 				return nil, err
 			}
-			list := make([]any, 0, len(names))
-			for _, name := range names {
-				list = append(list, name)
+			return s.found(ctx, q, o, unserved, openStates(), "d.next_retry_at <= "+s.now+" - INTERVAL ? MICROSECOND", []any{micros(grace)}, leftOut)
+		},
+		// A process may have started since.
+		still: func(q querier) (*statement, error) {
+			unserved, err := s.unserved(ctx, q, grace)
+			if err != nil {
+				return nil, err
 			}
-			b := (&statement{}).add("UPDATE " + s.names.deliveries + " AS d FORCE INDEX (PRIMARY) SET state = 'BLOCKED', reason = 'no_handler', " +
-				"lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = " + s.now + " WHERE " + s.stillDue() + " AND d.handler_name IN ")
-			b.list(list).add(" AND d.id IN ").list(o.id.uuids(ids))
-			return q.ExecContext(ctx, b.sql.String(), b.args...)
-		})
+			names := make([]any, len(unserved))
+			for i, name := range unserved {
+				names[i] = name
+			}
+			return (&statement{}).add(s.stillDue() + " AND d.handler_name IN ").list(names), nil
+		},
+		set: (&statement{}).add("state = 'BLOCKED', reason = 'no_handler', lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = " + s.now),
+	})
 	if err != nil {
 		return n, fmt.Errorf("block deliveries without a handler: %w", err)
 	}
@@ -220,9 +214,8 @@ func (s *Store) unserved(ctx context.Context, q querier, grace time.Duration) ([
 
 // found lists deliveries of the handlers in the states, along the claim's index.
 func (s *Store) found(
-	ctx context.Context, q querier, o *ourTables, handlers []string, states []delivery.State, condition string, args []any, order string, refused []string,
+	ctx context.Context, q querier, o *ourTables, handlers []string, states []delivery.State, condition string, args, leftOut []any,
 ) ([]uuid.UUID, error) {
-	leftOut := o.id.ids(refused)
 	var ids []uuid.UUID
 	for _, name := range handlers {
 		for _, state := range states {
@@ -231,7 +224,7 @@ func (s *Store) found(
 			if len(leftOut) > 0 {
 				b.add(" AND d.id NOT IN ").list(leftOut)
 			}
-			b.add(" ORDER BY "+order+" LIMIT ?", stepSize-len(ids))
+			b.add(" ORDER BY d.next_retry_at LIMIT ?", stepSize-len(ids))
 			list, err := query(ctx, q, b, scanID)
 			if err != nil {
 				return nil, err
@@ -247,16 +240,14 @@ func (s *Store) found(
 // Unblock implements pipeline.RegistryStore. The wait of the deliveries counts from now (Q33), and so does their
 // retry window, which may have passed while nobody served the handler.
 func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
-	n, err := s.step(ctx,
-		func(q querier, o *ourTables, refused []string) ([]uuid.UUID, error) {
-			return s.found(ctx, q, o, names, []delivery.State{delivery.Blocked}, "d.reason = 'no_handler'", nil, "d.next_retry_at", refused)
+	n, err := s.step(ctx, step{
+		find: func(q querier, o *ourTables, leftOut []any) ([]uuid.UUID, error) {
+			return s.found(ctx, q, o, names, []delivery.State{delivery.Blocked}, "d.reason = 'no_handler'", nil, leftOut)
 		},
-		func(q querier, o *ourTables, ids []uuid.UUID) (sql.Result, error) {
-			b := (&statement{}).add("UPDATE " + s.names.deliveries + " AS d FORCE INDEX (PRIMARY) SET state = 'PENDING', reason = NULL, " +
-				"last_error = NULL, finished_date = NULL, next_retry_at = " + s.now + ", retried_date = " + s.now + ", updated_date = " + s.now +
-				" WHERE d.state = 'BLOCKED' AND d.reason = 'no_handler' AND d.id IN ").list(o.id.uuids(ids))
-			return q.ExecContext(ctx, b.sql.String(), b.args...)
-		})
+		still: condition("d.state = 'BLOCKED' AND d.reason = 'no_handler'"),
+		set: (&statement{}).add("state = 'PENDING', reason = NULL, last_error = NULL, finished_date = NULL, next_retry_at = " + s.now +
+			", retried_date = " + s.now + ", updated_date = " + s.now),
+	})
 	if err != nil {
 		return n, fmt.Errorf("unblock deliveries: %w", err)
 	}
@@ -265,76 +256,22 @@ func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
 
 // ShortenLeases implements pipeline.RegistryStore.
 func (s *Store) ShortenLeases(ctx context.Context, longest time.Duration) (int, error) {
-	limit := s.now + " + INTERVAL ? MICROSECOND"
+	latest := s.now + " + INTERVAL ? MICROSECOND"
 	us := micros(longest)
-	n, err := s.step(ctx,
-		func(q querier, o *ourTables, refused []string) ([]uuid.UUID, error) {
-			b := (&statement{}).add("SELECT "+o.id.text("d.id")+" FROM "+s.names.deliveries+" AS d WHERE d.next_retry_at > "+limit+
-				" AND d.lease_until > "+limit+" AND d.state IN ('PENDING', 'FAILED')", us, us)
-			if leftOut := o.id.ids(refused); len(leftOut) > 0 {
+	n, err := s.step(ctx, step{
+		find: func(q querier, o *ourTables, leftOut []any) ([]uuid.UUID, error) {
+			b := (&statement{}).add("SELECT "+o.id.text("d.id")+" FROM "+s.names.deliveries+" AS d WHERE d.next_retry_at > "+latest+
+				" AND d.lease_until > "+latest+" AND d.state IN ('PENDING', 'FAILED')", us, us)
+			if len(leftOut) > 0 {
 				b.add(" AND d.id NOT IN ").list(leftOut)
 			}
 			return query(ctx, q, b.add(" LIMIT ?", stepSize), scanID)
 		},
-		func(q querier, o *ourTables, ids []uuid.UUID) (sql.Result, error) {
-			b := (&statement{}).add("UPDATE "+s.names.deliveries+" AS d FORCE INDEX (PRIMARY) SET lease_until = "+limit+", next_retry_at = "+limit+
-				", updated_date = "+s.now+" WHERE d.state IN ('PENDING', 'FAILED') AND d.lease_until > "+limit+" AND d.id IN ", us, us, us).list(o.id.uuids(ids))
-			return q.ExecContext(ctx, b.sql.String(), b.args...)
-		})
+		still: condition("d.state IN ('PENDING', 'FAILED') AND d.lease_until > "+latest, us),
+		set:   (&statement{}).add("lease_until = "+latest+", next_retry_at = "+latest+", updated_date = "+s.now, us, us),
+	})
 	if err != nil {
 		return n, fmt.Errorf("shorten leases: %w", err)
 	}
 	return n, nil
-}
-
-// step finds rows and changes them, a batch at a time, until no more are found or a batch
-// changes nothing. A row that the database refuses to change is left out, reported
-// to the logger, and stops neither the others nor the step (Q25).
-func (s *Store) step(
-	ctx context.Context,
-	find func(q querier, o *ourTables, refused []string) ([]uuid.UUID, error),
-	change func(q querier, o *ourTables, ids []uuid.UUID) (sql.Result, error),
-) (total int, err error) {
-	var refused []string
-	for {
-		var ids []uuid.UUID
-		err := s.withOurs(ctx, func(o *ourTables) error {
-			return s.read(ctx, func(q querier) (err error) {
-				ids, err = find(q, o, refused)
-				return err
-			})
-		})
-		if err != nil || len(ids) == 0 {
-			return total, err
-		}
-		changed := 0
-		bad, err := separately(sortedUUIDs(ids), func(part []uuid.UUID) error {
-			var n int64
-			err := s.withOurs(ctx, func(o *ourTables) error {
-				return s.change(ctx, func(q querier) error {
-					result, err := change(q, o, part)
-					if err == nil {
-						n, err = result.RowsAffected()
-					}
-					return err
-				})
-			})
-			if err == nil {
-				changed += int(n)
-			}
-			return err
-		})
-		total += changed
-		if err != nil && !rejected(err) {
-			return total, err
-		}
-		for _, id := range bad {
-			s.log.Warn("the database refuses to change a delivery; it is left as it is",
-				slog.String("delivery_id", id.String()), slog.Int("error_number", errorNumber(err)))
-			refused = append(refused, id.String())
-		}
-		if changed == 0 && len(bad) == 0 {
-			return total, nil // somebody else was faster
-		}
-	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // A statement that changes rows is sent together with settings for its own transaction, in
@@ -108,12 +107,11 @@ func (s *Store) changeRow(ctx context.Context, with settings, into []any, sql st
 }
 
 // changeOnly is changeRows for a durable statement that returns nothing.
-func (s *Store) changeOnly(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	err = s.batch(ctx, durable, []statement{{sql, args}}, func(results pgx.BatchResults) error {
-		tag, err = results.Exec()
+func (s *Store) changeOnly(ctx context.Context, sql string, args ...any) error {
+	return s.batch(ctx, durable, []statement{{sql, args}}, func(results pgx.BatchResults) error {
+		_, err := results.Exec()
 		return err
 	})
-	return tag, err
 }
 
 // batch sends the settings and the statements, as one transaction, in one round trip. It returns after the commit, whose failure is

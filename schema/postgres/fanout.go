@@ -81,8 +81,7 @@ func (s *Store) unlease(ctx context.Context, b *fanBatch, created []delivery.Cre
 	}
 	slices.Sort(ids)
 	return again(ctx, func() error {
-		_, err := s.changeOnly(ctx, s.sql.unlease, ids, b.Lease.Token.String())
-		return err
+		return s.changeOnly(ctx, s.sql.unlease, ids, b.Lease.Token.String())
 	})
 }
 
@@ -212,8 +211,7 @@ func (s *Store) Quarantine(ctx context.Context, fan delivery.Fan, cause error) e
 func (s *Store) quarantine(ctx context.Context, sql func(*eventTable) string, forms ...[]any) (err error) {
 	for _, args := range forms {
 		if err = s.withTable(ctx, func(t *eventTable) error {
-			_, err := s.changeOnly(ctx, sql(t), args...)
-			return err
+			return s.changeOnly(ctx, sql(t), args...)
 		}); err == nil || !rejected(err) {
 			return err
 		}

@@ -149,16 +149,24 @@ WHERE w.name IS NOT NULL
   AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = w.name OR w.name = ANY (h.aliases)) AND h.last_seen > c.since)
 LIMIT $3::bigint`
 
-// blockSQL checks again what orphansSQL found, because a process may have started since.
+// blockSQL checks again what orphansSQL found, because a process may have started since. Like the other steps it takes
+// the rows that are free, waits for none that another session has locked, and returns those that it has changed.
 const blockSQL = `
+WITH clock AS MATERIALIZED (
+    SELECT {now} AS now
+), target AS MATERIALIZED (
+    SELECT d.id
+    FROM unnest($1::text[]) AS o (id) CROSS JOIN clock AS c JOIN {deliveries} AS d ON d.id = ANY (ARRAY[o.id::uuid])
+    WHERE {open} AND d.next_retry_at <= c.now AND (d.lease_until IS NULL OR d.lease_until <= c.now)
+      AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = d.handler_name OR d.handler_name = ANY (h.aliases))
+                      AND h.last_seen > c.now - $2::bigint * interval '1 microsecond')
+    FOR NO KEY UPDATE OF d SKIP LOCKED
+)
 UPDATE {deliveries} AS d SET
     state = 'BLOCKED', reason = 'no_handler', lease_token = NULL, lease_until = NULL, lease_owner = NULL, updated_date = c.now
-FROM unnest($1::text[]) AS o (id)
-CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = ANY (ARRAY[o.id::uuid]) AND {open} AND d.next_retry_at <= c.now
-  AND (d.lease_until IS NULL OR d.lease_until <= c.now)
-  AND NOT EXISTS (SELECT FROM {handlers} AS h WHERE (h.name = d.handler_name OR d.handler_name = ANY (h.aliases))
-                  AND h.last_seen > c.now - $2::bigint * interval '1 microsecond')`
+FROM target AS o CROSS JOIN clock AS c
+WHERE d.id = ANY (ARRAY[o.id])
+RETURNING d.id::text`
 
 // stuckSQL finds deliveries that were blocked for want of a handler, by the index that ends with the reason:
 // deliveries that are blocked for another reason may be many, and none of them is read.
@@ -170,23 +178,28 @@ LIMIT $3::bigint`
 // reviveSQL makes them due again; their wait counts from now (Q33), and so does their retry window, which
 // may have passed while nobody served the handler.
 const reviveSQL = `
+WITH target AS MATERIALIZED (
+    SELECT d.id
+    FROM unnest($1::text[]) AS o (id) JOIN {deliveries} AS d ON d.id = ANY (ARRAY[o.id::uuid])
+    WHERE d.state || '' = 'BLOCKED' AND d.reason = 'no_handler'
+    FOR NO KEY UPDATE OF d SKIP LOCKED
+)
 UPDATE {deliveries} AS d SET
     state = 'PENDING', reason = NULL, last_error = NULL, finished_date = NULL, next_retry_at = c.now, retried_date = c.now,
     updated_date = c.now
-FROM unnest($1::text[]) AS o (id)
-CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = ANY (ARRAY[o.id::uuid]) AND d.state || '' = 'BLOCKED' AND d.reason = 'no_handler'`
+FROM target AS o CROSS JOIN (SELECT {now} AS now) AS c
+WHERE d.id = ANY (ARRAY[o.id])
+RETURNING d.id::text`
 
 // BlockOrphans implements pipeline.RegistryStore. Every delivery that was due for the whole of grace
 // counts, whoever wrote it.
 func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, error) {
 	n, err := s.step(ctx,
-		func(refused []string) ([]string, error) {
-			return s.ids(ctx, s.sql.orphans, micros(grace), refused, stepSize)
+		func(leftOut []string) ([]string, error) {
+			return s.ids(ctx, s.sql.orphans, micros(grace), leftOut, stepSize)
 		},
-		func(ids []string) (int64, error) {
-			tag, err := s.changeOnly(ctx, s.sql.block, ids, micros(grace))
-			return tag.RowsAffected(), err
+		func(ids []string) ([]string, error) {
+			return changeRows(ctx, s, durable, pgx.RowTo[string], s.sql.block, ids, micros(grace))
 		})
 	if err != nil {
 		return n, fmt.Errorf("block deliveries without a handler: %w", err)
@@ -197,12 +210,11 @@ func (s *Store) BlockOrphans(ctx context.Context, grace time.Duration) (int, err
 // Unblock implements pipeline.RegistryStore.
 func (s *Store) Unblock(ctx context.Context, names []string) (int, error) {
 	n, err := s.step(ctx,
-		func(refused []string) ([]string, error) {
-			return s.ids(ctx, s.sql.stuck, nonNil(names), refused, stepSize)
+		func(leftOut []string) ([]string, error) {
+			return s.ids(ctx, s.sql.stuck, nonNil(names), leftOut, stepSize)
 		},
-		func(ids []string) (int64, error) {
-			tag, err := s.changeOnly(ctx, s.sql.revive, ids)
-			return tag.RowsAffected(), err
+		func(ids []string) ([]string, error) {
+			return changeRows(ctx, s, durable, pgx.RowTo[string], s.sql.revive, ids)
 		})
 	if err != nil {
 		return n, fmt.Errorf("unblock deliveries: %w", err)
@@ -218,22 +230,27 @@ WHERE d.state IN ('PENDING', 'FAILED') AND d.next_retry_at > {now} + $1::bigint 
 LIMIT $3::bigint`
 
 const shortenSQL = `
-UPDATE {deliveries} AS d SET
-    lease_until = c.now + $2::bigint * interval '1 microsecond', next_retry_at = c.now + $2::bigint * interval '1 microsecond',
-    updated_date = c.now
-FROM unnest($1::text[]) AS o (id)
-CROSS JOIN (SELECT {now} AS now) AS c
-WHERE d.id = ANY (ARRAY[o.id::uuid]) AND {open} AND d.lease_until > c.now + $2::bigint * interval '1 microsecond'`
+WITH clock AS MATERIALIZED (
+    SELECT {now} AS now, {now} + $2::bigint * interval '1 microsecond' AS latest
+), target AS MATERIALIZED (
+    SELECT d.id
+    FROM unnest($1::text[]) AS o (id) CROSS JOIN clock AS c JOIN {deliveries} AS d ON d.id = ANY (ARRAY[o.id::uuid])
+    WHERE {open} AND d.lease_until > c.latest
+    FOR NO KEY UPDATE OF d SKIP LOCKED
+)
+UPDATE {deliveries} AS d SET lease_until = c.latest, next_retry_at = c.latest, updated_date = c.now
+FROM target AS o CROSS JOIN clock AS c
+WHERE d.id = ANY (ARRAY[o.id])
+RETURNING d.id::text`
 
 // ShortenLeases implements pipeline.RegistryStore.
 func (s *Store) ShortenLeases(ctx context.Context, longest time.Duration) (int, error) {
 	n, err := s.step(ctx,
-		func(refused []string) ([]string, error) {
-			return s.ids(ctx, s.sql.far, micros(longest), refused, stepSize)
+		func(leftOut []string) ([]string, error) {
+			return s.ids(ctx, s.sql.far, micros(longest), leftOut, stepSize)
 		},
-		func(ids []string) (int64, error) {
-			tag, err := s.changeOnly(ctx, s.sql.shorten, ids, micros(longest))
-			return tag.RowsAffected(), err
+		func(ids []string) ([]string, error) {
+			return changeRows(ctx, s, durable, pgx.RowTo[string], s.sql.shorten, ids, micros(longest))
 		})
 	if err != nil {
 		return n, fmt.Errorf("shorten leases: %w", err)
@@ -241,29 +258,36 @@ func (s *Store) ShortenLeases(ctx context.Context, longest time.Duration) (int, 
 	return n, nil
 }
 
-// step finds rows and changes them, a batch at a time, until no more are found or a batch
-// changes nothing. A row that the database refuses to change is left out, reported
-// to the logger, and stops neither the others nor the step (Q25).
+// leftOutMost is how many rows a step passes over before it leaves the rest to the next one.
+const leftOutMost = 10 * stepSize
+
+// step finds rows and changes them, a batch at a time, until no more are found. What another session has locked, or was
+// faster to change, is left out. So is a row that the database refuses to change, which is reported
+// to the logger; it stops neither the others nor the step (Q25).
 func (s *Store) step(
 	ctx context.Context,
-	find func(refused []string) ([]string, error),
-	change func(ids []string) (int64, error),
+	find func(leftOut []string) ([]string, error),
+	change func(ids []string) (changed []string, err error),
 ) (total int, err error) {
-	for refused := []string{}; ; {
-		ids, err := find(refused)
+	for leftOut := []string{}; len(leftOut) < leftOutMost; {
+		ids, err := find(leftOut)
 		if err != nil || len(ids) == 0 {
 			return total, err
 		}
 		slices.Sort(ids)
-		changed := 0
+		changed := make(map[string]bool, len(ids))
 		bad, err := separately(ids, func(part []string) error {
 			return again(ctx, func() error {
-				n, err := change(part)
-				changed += int(n)
+				list, err := change(part)
+				if err == nil {
+					for _, id := range list {
+						changed[id] = true
+					}
+				}
 				return err
 			})
 		})
-		total += changed
+		total += len(changed)
 		if err != nil && !rejected(err) {
 			return total, err
 		}
@@ -271,11 +295,9 @@ func (s *Store) step(
 			s.log.Warn("the database refuses to change a delivery; it is left as it is",
 				slog.String("delivery_id", id), slog.String("sqlstate", sqlState(err)))
 		}
-		if changed == 0 && len(bad) == 0 {
-			return total, nil // somebody else was faster
-		}
-		refused = append(refused, bad...)
+		leftOut = append(leftOut, slices.DeleteFunc(ids, func(id string) bool { return changed[id] })...)
 	}
+	return total, nil
 }
 
 // ids runs a query that returns one column of text.
