@@ -74,13 +74,14 @@ type Config struct {
 	MaxConns int
 
 	// AllowNetworks lists addresses and networks ("10.0.0.0/8", "169.254.10.1") that are
-	// allowed although a default or PublicOnly refuses them.
+	// allowed although a default or PublicOnly refuses them. A network opens those that are refused
+	// always only if it holds nothing else: "169.254.0.0/16", not "0.0.0.0/0".
 	AllowNetworks []string
 	// DenyNetworks lists those that are refused, whatever else allows them.
 	DenyNetworks []string
 	// PublicOnly refuses loopback, private, shared and reserved networks too. Set
 	// it where targets come from people you do not trust. Refused always, unless
-	// listed one by one in AllowNetworks: link-local, multicast, unspecified
+	// listed by themselves in AllowNetworks: link-local, multicast, unspecified
 	// and cloud metadata addresses.
 	PublicOnly bool
 

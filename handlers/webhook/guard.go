@@ -3,6 +3,7 @@ package webhook
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -79,14 +80,27 @@ func (g guard) refusal(ip netip.Addr) string {
 	switch {
 	case contains(g.deny, ip):
 		return "it is in the denied networks"
+	case contains(neverAllowed, ip) && !g.meant(ip):
+		return "link-local, multicast, unspecified and cloud metadata addresses must be allowed one by one"
 	case contains(g.allow, ip):
 		return ""
-	case contains(neverAllowed, ip):
-		return "link-local, multicast, unspecified and cloud metadata addresses must be allowed one by one"
 	case g.publicOnly && contains(notPublic, ip):
 		return "it is not a public address"
 	}
 	return ""
+}
+
+// meant says that an address that is never allowed was listed for its own sake: by a network that holds nothing but such
+// addresses. One that is wider, such as 100.64.0.0/10, was listed for what else is in it.
+func (g guard) meant(ip netip.Addr) bool {
+	for _, p := range g.allow {
+		if p.Contains(ip) && slices.ContainsFunc(neverAllowed, func(never netip.Prefix) bool {
+			return never.Bits() <= p.Bits() && never.Contains(p.Addr())
+		}) {
+			return true
+		}
+	}
+	return false
 }
 
 func contains(prefixes []netip.Prefix, ip netip.Addr) bool {

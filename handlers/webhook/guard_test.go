@@ -101,6 +101,40 @@ func TestGuard_ListsAndTheirOrder(t *testing.T) {
 	}
 }
 
+// A wide network opens none of the addresses that are refused unless they are listed themselves.
+func TestGuard_WideNetworksOpenNoMetadata(t *testing.T) {
+	metadata := []string{"100.100.100.200", "fd00:ec2::254", "169.254.169.254", "0.0.0.0", "fe80::1", "::"}
+	for _, c := range []struct{ allow, opens string }{
+		{"100.64.0.0/10", "100.64.0.1"},
+		{"fd00::/8", "fd01::1"},
+		{"0.0.0.0/0", "10.0.0.1"},
+		{"::/0", "fd01::1"},
+	} {
+		g, err := newGuard(Config{PublicOnly: true, AllowNetworks: []string{c.allow}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.check(netip.MustParseAddr(c.opens)); err != nil {
+			t.Errorf("%s: %v", c.allow, err)
+		}
+		for _, ip := range metadata {
+			if g.check(netip.MustParseAddr(ip)) == nil {
+				t.Errorf("%s opens %s", c.allow, ip)
+			}
+		}
+	}
+	// Listed themselves, or as a part of such a network.
+	g, err := newGuard(Config{AllowNetworks: []string{"100.64.0.0/10", "100.100.100.200", "169.254.0.0/16", "fd00:ec2::/64"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ip, want := range map[string]bool{"100.100.100.200": true, "169.254.169.254": true, "fd00:ec2::254": true, "fd00:ec2:1::1": false} {
+		if err := g.check(netip.MustParseAddr(ip)); (err == nil) != want {
+			t.Errorf("%s: %v", ip, err)
+		}
+	}
+}
+
 func TestGuard_ControlRefusesWhatItCannotRead(t *testing.T) {
 	g, _ := newGuard(Config{})
 	for address, want := range map[string]bool{

@@ -143,6 +143,10 @@ func (w *Webhook) post(parent context.Context, header http.Header, body []byte) 
 		return transportError(parent, w.host, err, tlsErr)
 	}
 	defer func() { _ = resp.Body.Close() }() // it was read, or cut off on purpose
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		// Nobody asked for that. What follows is the bare connection, which no context ends.
+		return w.failure(resp, "")
+	}
 	text := w.readBody(resp.Body, cancel)
 	if resp.StatusCode/100 == 2 {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -427,5 +428,38 @@ func TestProxy(t *testing.T) {
 	}
 	if hook(t, "http://hooks.example", nil).transport.Proxy != nil {
 		t.Error("a proxy is used that is not configured")
+	}
+}
+
+// After a 101 the connection is the receiver's, and would be read for ever: an attempt does not touch it.
+func TestSwitchingProtocolsIsAFailure(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			closed <- err
+			return
+		}
+		defer conn.Close()
+		r, err := http.ReadRequest(bufio.NewReader(conn))
+		if err == nil {
+			drain(r)
+		}
+		write(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		// A client that reads on gets nothing until this side gives up.
+		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		_, err = conn.Read(make([]byte, 1))
+		closed <- err
+	}()
+	t.Cleanup(func() { l.Close() })
+	w := hook(t, "http://"+l.Addr().String(), nil)
+	e := fails(t, w, "http_101")
+	wantClass(t, e, event.ClassRetry, 0)
+	if err := <-closed; !errors.Is(err, io.EOF) {
+		t.Errorf("the connection ended with %v", err)
 	}
 }
