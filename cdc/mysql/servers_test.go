@@ -3,6 +3,9 @@ package mysql
 import (
 	"context"
 	"database/sql"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
@@ -92,4 +95,33 @@ func (s *ownServer) purge() {
 		files, _, err := binaryLogs(context.Background(), s.pool)
 		return err == nil && len(files) == 1
 	})
+}
+
+// damageLast writes an impossible length into the head of the last transaction of the log.
+func (s *ownServer) damageLast() {
+	s.t.Helper()
+	name, _, err := binlogStatus(context.Background(), s.pool)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var at int64
+	err = eachRow(context.Background(), s.pool, "SHOW BINLOG EVENTS IN '"+name+"'", func(row map[string]string) {
+		if row["Event_type"] == "Gtid" {
+			at, _ = strconv.ParseInt(row["Pos"], 10, 64)
+		}
+	})
+	if err != nil || at == 0 {
+		s.t.Fatalf("no transaction in %s: %v", name, err)
+	}
+	file, err := os.OpenFile(filepath.Join(filepath.Dir(s.LogFile()), "data", name), os.O_WRONLY, 0)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	const length = 9 // where it is in the head of an event
+	if _, err := file.WriteAt([]byte{5, 0, 0, 0}, at+length); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := file.Close(); err != nil {
+		s.t.Fatal(err)
+	}
 }

@@ -72,6 +72,42 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// A log that is damaged further on is sent up to there each time: what comes before the refusal does not make it
+// one that passes, unless the place moved.
+func TestRefusalsAfterProgress(t *testing.T) {
+	at := startGTID(t)
+	f := facts{mode: modeGTID, identity: "s", current: parsed(t, "mysql-gtid:"+sid+":1-100"), floor: parsed(t, "mysql-gtid:"+sid+":1"), floorKnown: true}
+	s := &Source{memory: memory{resume: at.position()}}
+	end := func(at place, err error) (gap *cdc.Gap) {
+		s.begin(at.position())
+		st := &stream{s: s, asm: newAssembler(scriptConfig(), at.clone(), 1), progress: true}
+		st.learn(err)
+		_, gap = decide(s.memory.resume, f, s.memory.refusal)
+		return gap
+	}
+	damaged := &gomysql.MyError{Code: errBinlogFatal, Message: "binlog truncated in the middle of event"}
+	for n := 1; n < refusalsUntilGap; n++ {
+		if gap := end(at, damaged); gap != nil {
+			t.Fatalf("a gap after %d refusals", n)
+		}
+	}
+	if gap := end(at, io.EOF); gap != nil || s.memory.refusal.times != 0 {
+		t.Errorf("after a connection that only was lost: %+v", s.memory.refusal)
+	}
+	for range refusalsUntilGap - 1 {
+		end(at, damaged)
+	}
+	if gap := end(parsed(t, "mysql-gtid:"+sid+":1-6"), damaged); gap != nil {
+		t.Error("a gap although the place moved")
+	}
+	for range refusalsUntilGap - 1 {
+		end(at, damaged)
+	}
+	if gap := end(at, damaged); gap == nil || gap.Reason != gapRefused {
+		t.Errorf("got %+v", gap)
+	}
+}
+
 // 47: nothing that is asked of a server was removed from any version.
 func TestM47_NoRemovedStatements(t *testing.T) {
 	// SHOW MASTER STATUS is there for 8.0 only: it is asked after its successor was refused.

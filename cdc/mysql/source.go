@@ -265,8 +265,12 @@ func (s *Source) reign(ctx context.Context, tenure Tenure, out chan<- cdc.Transa
 			continue // nothing is wrong
 		}
 		s.status.reconnects.Add(1)
-		if progress && reasonOf(err) != reasonServerID && reasonOf(err) != reasonDecode {
-			s.attempts = 0
+		switch reasonOf(err) {
+		case reasonServerID, reasonDecode, reasonRefused: // may come again however much was read before
+		default:
+			if progress {
+				s.attempts = 0
+			}
 		}
 		if err := s.pause(ctx, err, false); err != nil {
 			return err

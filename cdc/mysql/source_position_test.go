@@ -101,6 +101,23 @@ func TestLogOfOneServer(t *testing.T) {
 			}
 			r.ends()
 		})
+		t.Run("a file that is damaged further on", func(t *testing.T) {
+			from, _ := insertSome(1)
+			insertSome(1)
+			s.damageLast()
+			s.exec("FLUSH BINARY LOGS")
+			r := streaming(t, cfg)
+			r.WaitGap(gapRefused)
+			r.WaitFor(1) // again and again, what comes before
+			r.Wait("the row before the damage", func() bool { return r.Count(fmt.Sprint(from)) > 0 })
+			after, _ := insertSome(1)
+			r.Wait("the row behind the gap", func() bool { return r.Count(fmt.Sprint(after)) == 1 })
+			r.ends()
+			if gaps := r.Gaps(); len(gaps) != 1 {
+				t.Errorf("gaps %v, want one", gaps)
+			}
+			s.purge()
+		})
 		t.Run("the server crashes and comes back", func(t *testing.T) {
 			r := streaming(t, cfg)
 			from, _ := insertSome(3)

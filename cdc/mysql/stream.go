@@ -250,7 +250,9 @@ func (st *stream) learn(err error) {
 	m.foreign += st.asm.counts.foreign
 	m.resume = st.s.answer(false, st.asm.position)
 	m.identity = st.facts.identity
-	if st.progress {
+	number, text := serverError(err)
+	refused := number == errBinlogFatal && !sameID(text)
+	if st.progress && !refused {
 		m.refusal = refusal{}
 	}
 	if bad := new(undecodable); errors.As(err, &bad) {
@@ -259,7 +261,9 @@ func (st *stream) learn(err error) {
 	if large := new(largeCommit); errors.As(err, &large) {
 		m.certain = append(slices.Clone(m.certain[max(0, len(m.certain)-mostCertain+1):]), large.transaction)
 	}
-	if number, text := serverError(err); number == errBinlogFatal && !sameID(text) {
+	if refused {
+		// Also after something came: a file that is damaged further on is sent up to there each time. That reading
+		// gets anywhere shows in the place.
 		if m.refusal.at != m.resume {
 			m.refusal = refusal{at: m.resume}
 		}
