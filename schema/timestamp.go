@@ -35,7 +35,8 @@ var (
 
 // parseTime reads a date, timestamp or timestamptz in the ISO form that databases print:
 // "2026-11-30", "2026-11-30 10:18:05.123456", "2026-11-30 10:18:05+05:30",
-// "0044-03-15 12:00:00 BC", "infinity". A text without a zone is UTC (A19). The
+// "0044-03-15 12:00:00 BC", "infinity". A text without a zone is UTC (A19). A date that is zero, or zero in
+// part, as MySQL and MariaDB may store it, is the earliest time. The
 // result is UTC, cut to microseconds and to the range above. A bare number is
 // refused rather than guessed at (A170).
 func parseTime(b []byte) (time.Time, error) {
@@ -98,8 +99,11 @@ func (p *timeParser) finish(year, month, day, hour, minute, second, nanos, offse
 	default:
 		return time.Time{}, false
 	}
-	if month < 1 || month > 12 || day < 1 || hour > 23 || minute > 59 || second > 59 {
+	if month > 12 || day > 31 || hour > 23 || minute > 59 || second > 59 {
 		return time.Time{}, false
+	}
+	if month == 0 || day == 0 {
+		return earliest(), true
 	}
 	t := time.Date(year, time.Month(month), day, hour, minute, second, nanos, time.UTC)
 	if t.Day() != day { // 30 February

@@ -238,8 +238,7 @@ const claimIndex = "event_notifications_claim"
 // dueSQL reads the due rows of one name in one state.
 func (s *Store) dueSQL(o *ourTables, where, lock string) string {
 	return "SELECT ? AS want, " + o.id.text("d.id") + ", CAST(d.next_retry_at AS CHAR) AS due, d.state, COALESCE(d.claim_count, d.attempts), " +
-		"d.lease_token IS NOT NULL, COALESCE(d.lost_claims, 0) + (d.lease_token IS NOT NULL), " +
-		"TIMESTAMPDIFF(MICROSECOND, GREATEST(d.event_date, COALESCE(d.retried_date, d.event_date)), " + s.now + ")" +
+		"d.lease_token IS NOT NULL, COALESCE(d.lost_claims, 0) + (d.lease_token IS NOT NULL), " + s.windowRunsSince() +
 		"\nFROM " + s.names.deliveries + " AS d FORCE INDEX (" + claimIndex + ")" +
 		"\nWHERE d.handler_name = ? AND d.state = ? AND d.next_retry_at <= " + s.now +
 		" AND (d.lease_until IS NULL OR d.lease_until <= " + s.now + ")" + where +

@@ -239,13 +239,22 @@ const (
 	earliest    = "0001-01-01 00:00:00.000001"
 )
 
-// timestamp is the value of a column as a DATETIME in UTC. A zero date becomes the earliest time.
+// timestamp is the value of a column as a DATETIME in UTC. A date that is zero, or zero in part, becomes the
+// earliest time: servers may store one, and cannot count with it.
 func (t *eventTable) timestamp(name string) string {
 	ref := t.ref(name)
+	at := ref
 	if t.columns[name].kind == kindDate {
-		ref = "CAST(" + ref + " AS DATETIME(6))"
+		at = "CAST(" + ref + " AS DATETIME(6))"
 	}
-	return fmt.Sprintf("CASE WHEN %[1]s < %[2]s THEN %[2]s ELSE %[1]s END", ref, earliestSQL)
+	return fmt.Sprintf("CASE WHEN MONTH(%[2]s) = 0 OR DAYOFMONTH(%[2]s) = 0 OR %[1]s < %[3]s THEN %[3]s ELSE %[1]s END", at, ref, earliestSQL)
+}
+
+// windowRunsSince is for how many microseconds the expiry of the delivery d has been running. Of an event date that is
+// zero in part, which an earlier version may have stored, it is since the earliest time.
+func (s *Store) windowRunsSince() string {
+	age := func(from string) string { return "TIMESTAMPDIFF(MICROSECOND, " + from + ", " + s.now + ")" }
+	return "COALESCE(" + age("GREATEST(d.event_date, COALESCE(d.retried_date, d.event_date))") + ", " + age(earliestSQL) + ")"
 }
 
 // orElse is expr(column), or the default when the column is not mapped or null.

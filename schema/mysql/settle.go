@@ -143,8 +143,7 @@ func (s *Store) heldRows(ctx context.Context, q querier, o *ourTables, leases []
 	rows := make(map[uuid.UUID]held, len(leases))
 	for part := range slices.Chunk(sortedUUIDs(ids), keysPerStatement) {
 		b := (&statement{}).add("SELECT " + o.id.text("d.id") + ", " + o.token.text("d.lease_token") + ", d.state, d.attempts, " +
-			"COALESCE(d.claim_count, d.attempts), COALESCE(d.lease_until > " + s.now + ", 0), " +
-			"TIMESTAMPDIFF(MICROSECOND, GREATEST(d.event_date, COALESCE(d.retried_date, d.event_date)), " + s.now + ")\nFROM " +
+			"COALESCE(d.claim_count, d.attempts), COALESCE(d.lease_until > " + s.now + ", 0), " + s.windowRunsSince() + "\nFROM " +
 			s.names.deliveries + " AS d FORCE INDEX (PRIMARY)\nWHERE d.lease_token IS NOT NULL AND d.state IN ('PENDING', 'FAILED') AND d.id IN ")
 		list, err := query(ctx, q, b.list(o.id.uuids(part)).add(" "+clause), func(rows *sql.Rows) (h held, err error) {
 			err = rows.Scan(uuidTarget{&h.id}, uuidTarget{&h.token}, &h.state, &h.attempts, &h.claims, &h.alive, &h.windowRunsSince)

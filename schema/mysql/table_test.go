@@ -289,35 +289,59 @@ INSERT INTO listed (id, kind, payload, at) VALUES (1, 'order.placed', '1', '2026
 	})
 }
 
-// TestOddDates (40): of 1969, with microseconds, and zero. None is an error.
+// TestOddDates (40): of 1969, with microseconds, zero, and zero in part. None is an error.
 func TestOddDates(t *testing.T) {
+	zero := time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC)
+	cases := []struct {
+		text string
+		date time.Time
+	}{
+		{"1969-12-31 23:59:59.123456", time.Date(1969, 12, 31, 23, 59, 59, 123456000, time.UTC)},
+		{"0000-00-00 00:00:00", zero}, {"2026-00-10 00:00:00", zero}, {"2026-05-00 10:00:00", zero},
+		{"9999-12-31 23:59:59.999999", time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)},
+	}
 	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
 		w := newWorld(t, kind, layouts()[0], Config{})
-		texts := []string{"1969-12-31 23:59:59.123456", "0000-00-00 00:00:00", "9999-12-31 23:59:59.999999"}
-		dates := []time.Time{
-			time.Date(1969, 12, 31, 23, 59, 59, 123456000, time.UTC), time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC),
-			time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC),
-		}
-		events := someEvents(len(dates))
+		ctx := t.Context()
+		events := someEvents(len(cases))
 		w.InsertEvents(t, events...)
-		w.db.Exec("SET SESSION sql_mode = ''; UPDATE events SET event_date = CASE id WHEN '" + events[0].ID + "' THEN '" + texts[0] +
-			"' WHEN '" + events[1].ID + "' THEN '" + texts[1] + "' ELSE '" + texts[2] + "' END")
+		for i, tc := range cases {
+			w.db.Exec("SET SESSION sql_mode = ''; UPDATE events SET event_date = '" + tc.text + "' WHERE id = '" + events[i].ID + "'")
+		}
 		found := w.undelivered(t, allTypes())
-		if len(found) != len(dates) {
+		if len(found) != len(cases) {
 			t.Fatalf("found %d", len(found))
 		}
 		for _, e := range found {
 			w.fanOut(t, someFan(e, "billing"))
 		}
-		claimed, err := w.store.Claim(t.Context(), someLease(), claimOf("billing", 5))
-		if err != nil || len(claimed.Claimed) != len(dates) {
+		// An earlier version stored them as they are.
+		w.db.Exec("SET SESSION sql_mode = ''; UPDATE event_notifications SET event_date = '2026-00-10' WHERE event_id = '" + events[1].ID + "'")
+		lease := someLease()
+		claimed, err := w.store.Claim(ctx, lease, claimOf("billing", 10))
+		if err != nil || len(claimed.Claimed) != len(cases) {
 			t.Fatalf("claimed %d, %v", len(claimed.Claimed), err)
 		}
+		var leases []delivery.LeaseRef
+		var outcomes []delivery.Outcome
 		for _, c := range claimed.Claimed {
 			i := slices.IndexFunc(events, func(e event.Event) bool { return e.ID == c.Event.ID })
-			if !c.Event.Date.Equal(dates[i]) || !slices.ContainsFunc(found, func(e event.Event) bool { return e.ID == c.Event.ID && e.Date.Equal(dates[i]) }) {
-				t.Errorf("%s became %s", texts[i], c.Event.Date)
+			if !c.Event.Date.Equal(cases[i].date) || !slices.ContainsFunc(found, func(e event.Event) bool { return e.ID == c.Event.ID && e.Date.Equal(cases[i].date) }) {
+				t.Errorf("%s became %s", cases[i].text, c.Event.Date)
 			}
+			leases = append(leases, delivery.LeaseRef{ID: c.ID, Token: lease.Token})
+			outcomes = append(outcomes, delivery.Outcome{ID: c.ID, Token: lease.Token, Verdict: delivery.GiveBack})
+		}
+		if renewal, err := w.store.Renew(ctx, leases, lease.For); err != nil || len(renewal.Held) != len(cases) {
+			t.Errorf("renewed %+v, %v", renewal, err)
+		}
+		if settled, err := w.store.Settle(ctx, outcomes); err != nil || len(settled) != len(cases) {
+			t.Errorf("settled %+v, %v", settled, err)
+		}
+		var stored int
+		w.row(t, []any{&stored}, "SELECT COUNT(*) FROM event_notifications WHERE event_date = '0001-01-01 00:00:00.000001'")
+		if stored != 2 {
+			t.Errorf("%d deliveries have the earliest time, want 2", stored)
 		}
 	})
 }
