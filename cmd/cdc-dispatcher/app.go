@@ -127,8 +127,8 @@ func (a *app) load(path string) (*config.Config, error) {
 	return config.Load(path, env)
 }
 
-// loadUnconnected reads a configuration for a command that connects to nothing:
-// variables that are not set, and files that are not there, do not matter then.
+// loadUnconnected reads the sources of a configuration for a command that connects to nothing:
+// variables that are not set, and files that are not there, do not matter then, and handlers neither.
 func (a *app) loadUnconnected(path string) (*config.Config, error) {
 	for _, kind := range []config.Database{config.DatabasePostgres, config.DatabaseMySQL} {
 		if cfg, err := a.loadWith(path, kind); err == nil {
@@ -160,16 +160,17 @@ func (a *app) loadWith(path string, kind config.Database) (*config.Config, error
 		}
 		return []byte(placeholder()), nil
 	}
-	return config.Load(path, env)
+	return config.LoadSources(path, env)
 }
 
-// confirm asks before a change, unless --yes was given.
-func (a *app) confirm(question string) error {
+// confirm asks before a change, unless --yes was given. also is what else can be done where nobody
+// can be asked, such as ", or with --dry-run …"; it may be empty.
+func (a *app) confirm(question, also string) error {
 	if a.yes {
 		return nil
 	}
 	if !isTerminal(a.in) {
-		return failed(codeConfirm, "repeat the command with --yes, or with --dry-run to only count", "%s Nobody is here to confirm it", question)
+		return failed(codeConfirm, "repeat the command with --yes"+also, "%s Nobody is here to confirm it", question)
 	}
 	a.words(question + " [y/N] ")
 	answer, err := bufio.NewReader(a.in).ReadString('\n')

@@ -68,7 +68,11 @@ func sqlFailure(err error) *failure {
 	case is("53300", "57P01", "57P02", "57P03", "53400"):
 		return &failure{code: codeBusy, message: message, try: "wait until the server accepts connections, or raise max_connections"}
 	}
-	return &failure{code: codeDatabase, message: message, try: "cdc-dispatcher doctor"}
+	f := &failure{code: codeDatabase, message: message, try: "cdc-dispatcher doctor"}
+	if pg.Hint != "" {
+		f.try = oneLine(pg.Hint)
+	}
+	return f
 }
 
 // connectionFailure explains why there was no answer.

@@ -39,12 +39,14 @@ func mysqlFailure(err error) *failure {
 		return &failure{code: codeNotMigrated, message: message, try: "cdc-dispatcher migrate up"}
 	case 1054:
 		return &failure{code: codeTable, message: message, try: "cdc-dispatcher doctor, which compares the columns; or cdc-dispatcher migrate up"}
-	case 1290, 1792, 1836, 3024:
+	case 1290, 1792, 1836:
 		return &failure{code: codeReadOnly, message: message, try: "point the DSN at the primary"}
 	case 1040, 1053, 1203, 1226:
 		return &failure{code: codeBusy, message: message, try: "wait until the server accepts connections, or raise max_connections"}
 	case 1205:
 		return &failure{code: codeBusy, message: message, try: "repeat it when the transaction that holds the table has ended: SELECT * FROM information_schema.innodb_trx"}
+	case 1969, 3024:
+		return &failure{code: codeBusy, message: message, try: "repeat it when the server is less busy, or raise max_execution_time (MariaDB: max_statement_time)"}
 	case 3159:
 		return &failure{code: codeTLS, message: message, try: "set mysql: {tls: {mode: require}}"}
 	}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	driver "github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -29,6 +30,15 @@ func TestDatabaseErrorsSayWhatToDo(t *testing.T) {
 			!strings.HasPrefix(f.message, "source orders: ") || !strings.Contains(f.message, "the server's words (SQLSTATE "+state+")") {
 			t.Errorf("%s: %+v", state, f)
 		}
+	}
+	for number, code := range map[uint16]string{1045: codeAuth, 1290: codeReadOnly, 1792: codeReadOnly, 3024: codeBusy, 1969: codeBusy, 1040: codeBusy} {
+		if f := databaseFailure("orders", &driver.MySQLError{Number: number}); f == nil || f.code != code || f.try == "" {
+			t.Errorf("%d: %+v, want %s", number, f, code)
+		}
+	}
+	hint := "Delete those deliveries first, or keep the column."
+	if f := databaseFailure("orders", &pgconn.PgError{Code: "55006", Hint: hint}); f == nil || f.try != hint {
+		t.Errorf("the server's hint is lost: %+v", f)
 	}
 	if f := databaseFailure("orders", errors.New("something else")); f != nil {
 		t.Errorf("no error of a database: %+v", f)

@@ -106,7 +106,7 @@ func (a *app) change(cmd *cobra.Command, source string, b *bulk, ids []string) e
 		if b.dryRun || result.Matching.N == 0 {
 			return a.printChange(b, result)
 		}
-		if err := a.confirm(fmt.Sprintf("%s: %s %s of source %s?", f, b.verb, deliveries(result.Matching), d.source.Name)); err != nil {
+		if err := a.confirm(fmt.Sprintf("%s: %s %s of source %s?", f, b.verb, deliveries(result.Matching), d.source.Name), ", or with --dry-run to only count"); err != nil {
 			return err
 		}
 		for more := true; more; {

@@ -68,7 +68,7 @@ deliveries wait. A reason is required: whoever finds the handler paused will wan
 				return usage(fmt.Sprintf("%s %s --reason \"…\"", cmd.CommandPath(), args[0]), "a pause needs a reason")
 			}
 			return a.withDesk(cmd.Context(), *source, func(ctx context.Context, d desk) error {
-				if err := a.confirm(fmt.Sprintf("Pause handler %s of source %s in every process?", args[0], d.source.Name)); err != nil {
+				if err := a.confirm(fmt.Sprintf("Pause handler %s of source %s in every process?", args[0], d.source.Name), ""); err != nil {
 					return err
 				}
 				did, err := d.PauseHandler(ctx, args[0], a.actor(), why)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -18,7 +19,7 @@ func (p plan) yaml() string {
 	line("version: 1")
 	line("")
 	line("sources:")
-	line("  - name: %-25s # in logs, metrics and tables", p.Source)
+	line("  - name: %-25s # in logs, metrics and tables", quoted(p.Source))
 	line("    dsn: %-26s # also ${NAME:-default} and ${file:/run/secrets/dsn}", quoted(p.DSN))
 	line("    # password: ${file:/run/secrets/password}   # apart, it needs no encoding")
 	line("    mode: auto                      # auto, log or poll")
@@ -72,9 +73,12 @@ func (p plan) tableYAML(line func(string, ...any)) {
 	}
 }
 
+// noText matches plain scalars that YAML takes for a number, a truth value or nothing.
+var noText = regexp.MustCompile(`(?i)^([-+]?\.?[0-9].*|[-+]?\.(inf|nan)|true|false|yes|no|on|off|y|n|null|~)?$`)
+
 // quoted writes a scalar, in quotes where YAML or our references need them.
 func quoted(s string) string {
-	if strings.ContainsAny(s, " :#{}[],&*!|>'\"%@`\\") && s != reference {
+	if (strings.ContainsAny(s, " :#{}[],&*!|>'\"%@`\\") || noText.MatchString(s)) && s != reference {
 		s = strings.ReplaceAll(s, "${", "$${")
 		return strconv.Quote(s)
 	}

@@ -103,7 +103,7 @@ func (a *app) migrateUp(ctx context.Context, s config.Source, m *migrate.Migrato
 }
 
 func (a *app) migrateDown(ctx context.Context, s config.Source, m *migrate.Migrator) error {
-	if err := a.confirm(fmt.Sprintf("Take back the last migration of schema %s in source %s?", s.Schema, s.Name)); err != nil {
+	if err := a.confirm(fmt.Sprintf("Take back the last migration of schema %s in source %s?", s.Schema, s.Name), ""); err != nil {
 		return err
 	}
 	undone, err := m.Down(ctx)

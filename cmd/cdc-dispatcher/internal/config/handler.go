@@ -74,7 +74,7 @@ func (d *decoder) webhook(n *node, path string) *webhook.Config {
 		optional("secrets", d.secrets(&w.Secrets)).aka("secret", "sign", "signing_secret", "signing"),
 		optional("headers", d.headers(&w.Headers)),
 		optional("permanent_on", d.statuses(&w.PermanentOn)),
-		optional("max_retry_after", d.duration(&w.MaxRetryAfter, time.Second, 365*day, 0)),
+		optional("max_retry_after", d.duration(&w.MaxRetryAfter, time.Second, day, 0)),
 		optional("max_response", d.size(&maxResponse, 1, 16<<20)),
 		optional("max_connections", d.whole(&w.MaxConns, 1, 10_000)),
 		optional("allow_networks", d.texts(&w.AllowNetworks)),

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 )
 
@@ -25,6 +27,19 @@ func OS(dir string) Environment {
 
 // Load reads a file. The error is [Problems], everything that is wrong with it.
 func Load(path string, env Environment) (*Config, error) {
+	return load(path, env, func(Problem) bool { return true })
+}
+
+// LoadSources reads a file for its sources; what is wrong with the rest does not matter, and the rest
+// of the configuration is not to be used.
+func LoadSources(path string, env Environment) (*Config, error) {
+	return load(path, env, func(p Problem) bool {
+		whole := p.Path == "" || p.Path == "version"
+		return whole || strings.HasPrefix(p.Path, "sources") && !strings.Contains(p.Path, ".handlers[")
+	})
+}
+
+func load(path string, env Environment, matters func(Problem) bool) (*Config, error) {
 	src, err := os.ReadFile(path)
 	if err != nil {
 		try := "name the file with --config, or write one with: cdc-dispatcher init"
@@ -33,12 +48,16 @@ func Load(path string, env Environment) (*Config, error) {
 		}
 		return nil, Problems{{Code: CodeFile, File: path, Pos: Pos{1, 1}, Message: "the file " + fileReason(err), Try: try, caret: 1}}
 	}
-	return Parse(path, src, env)
+	return read(path, src, env, matters)
 }
 
 // Parse reads a file's content; name is what problems call it. The error is
 // [Problems].
 func Parse(name string, src []byte, env Environment) (*Config, error) {
+	return read(name, src, env, func(Problem) bool { return true })
+}
+
+func read(name string, src []byte, env Environment, matters func(Problem) bool) (*Config, error) {
 	doc := parse(name, src)
 	d := &decoder{doc: doc, env: env, at: map[string]*node{}, hidden: map[string]bool{}, problems: doc.found}
 	c := &Config{}
@@ -48,6 +67,7 @@ func Parse(name string, src []byte, env Environment) (*Config, error) {
 	}
 	sum := sha256.Sum256(src)
 	c.File, c.Sum, c.places = name, hex.EncodeToString(sum[:])[:6], d
+	d.problems = slices.DeleteFunc(d.problems, func(p Problem) bool { return !matters(p) })
 	if problems := d.finish(); len(problems) > 0 {
 		return nil, problems
 	}
