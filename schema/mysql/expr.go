@@ -44,8 +44,8 @@ type column struct {
 	kind               kind
 	notNull            bool
 	charset, collation string
-	// listed says that it is an ENUM or a SET.
-	listed bool
+	// listed says that it is an ENUM or a SET, filled that it is a number that is printed with zeros before it.
+	listed, filled bool
 }
 
 func newColumn(name, dataType, columnType, charset, collation string, notNull bool) column {
@@ -62,7 +62,7 @@ func newColumn(name, dataType, columnType, charset, collation string, notNull bo
 	case "tinyint", "smallint", "mediumint", "int", "bigint":
 		c.kind = kindInt
 		if strings.Contains(columnType, "unsigned") {
-			c.kind = kindUnsigned
+			c.kind, c.filled = kindUnsigned, strings.Contains(columnType, "zerofill")
 		}
 	case "datetime", "timestamp":
 		c.kind = kindTime
@@ -110,13 +110,15 @@ func hyphens(hex string) string {
 // text is the value of ref as text, in utf8mb4; bytes stay what they are. It is what the log's
 // decoder makes of the same value, except for JSON.
 func (c column) text(ref string) string {
-	switch c.kind {
-	case kindBinaryUUID:
+	switch {
+	case c.kind == kindBinaryUUID:
 		return hyphens("LOWER(HEX(" + ref + "))")
-	case kindText, kindJSON:
+	case c.kind == kindText, c.kind == kindJSON:
 		return "CONVERT(" + ref + " USING utf8mb4)"
-	case kindBytes:
+	case c.kind == kindBytes:
 		return ref
+	case c.filled:
+		return "CAST(CAST(" + ref + " AS UNSIGNED) AS CHAR)"
 	default:
 		return "CAST(" + ref + " AS CHAR)"
 	}

@@ -159,6 +159,7 @@ func TestKeysThatAreNoUUIDs(t *testing.T) {
 	}{
 		{"bigint", "id BIGINT PRIMARY KEY", []string{"-7", "0", "42", "9223372036854775807"}},
 		{"unsigned", "id BIGINT UNSIGNED PRIMARY KEY", []string{"0", "18446744073709551615"}},
+		{"filled", "id INT(6) ZEROFILL PRIMARY KEY", []string{"42", "7654321"}},
 		{"text", "id VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci, KEY (id)",
 			[]string{"abc", "Abc", "abc ", "äbc", "0b0e6f9c-3a5b-4b2e-9d0b-0f7e2d6c1a55", "0B0E6F9C-3A5B-4B2E-9D0B-0F7E2D6C1A55"}},
 		{"latin1", "id VARCHAR(40) CHARACTER SET latin1 PRIMARY KEY", []string{"grün", "gruen"}},
