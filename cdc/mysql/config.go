@@ -194,17 +194,20 @@ func (c *Config) times() []error {
 	return problems
 }
 
-var errDSN = errors.New("DSN is not of the form user:password@tcp(host:port)/database")
+var (
+	errDSN     = errors.New("DSN is not of the form user:password@tcp(host:port)/database")
+	errNetwork = errors.New("DSN: want tcp or unix as its network, after user:password@")
+)
 
-// parseDSN reads the DSN. The parser's error is not passed on: it may quote a
-// password that it did not recognise as one.
+// parseDSN reads the DSN. Neither the parser's error nor the network is passed on: each may quote a
+// password that was not recognised as one.
 func (c Config) parseDSN() (*driver.Config, error) {
 	cfg, err := driver.ParseDSN(c.DSN)
 	if err != nil {
 		return nil, errDSN
 	}
 	if cfg.Net != "tcp" && cfg.Net != "unix" {
-		return nil, fmt.Errorf("DSN: network %q: want tcp or unix", cfg.Net)
+		return nil, errNetwork
 	}
 	if c.Password != "" {
 		cfg.Passwd = c.Password

@@ -28,13 +28,18 @@ type rawRows struct {
 }
 
 // decode fills the Rows of one event. The library's error is not passed on: it quotes
-// the rows.
-func (e logEvent) decode(rows *replication.RowsEvent) error {
+// the rows. Its panics over damaged data, which it recovers from in its own goroutine and in most of this call, are errors too.
+func (e logEvent) decode(rows *replication.RowsEvent) (err error) {
 	raw, ok := e.rows[rows]
 	if !ok {
 		return nil // decoded already
 	}
 	delete(e.rows, rows)
+	defer func() {
+		if recover() != nil {
+			err = errDecode
+		}
+	}()
 	if rows.DecodeData(raw.at, raw.data) != nil {
 		return errDecode
 	}

@@ -223,6 +223,7 @@ func TestConfigProblems(t *testing.T) {
 		"DSN is missing":      func(c *Config) { c.DSN = "" },
 		"DSN is not":          func(c *Config) { c.DSN = "mysql://u:se-cret@h/d" },
 		"want tcp or unix":    func(c *Config) { c.DSN = "u:se-cret@pipe(h)/d" },
+		"unix as its network": func(c *Config) { c.DSN = "u:se-cret:tcp(h:3306)/d" },
 		"Keeper is missing":   func(c *Config) { c.Keeper = nil },
 		"no tables":           func(c *Config) { c.Tables = nil },
 		"listed twice":        func(c *Config) { c.Tables = append(c.Tables, c.Tables[0]) },

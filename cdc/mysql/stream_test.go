@@ -2,8 +2,10 @@ package mysql
 
 import (
 	"encoding/binary"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -116,6 +118,33 @@ func TestRecordedStreams(t *testing.T) {
 		if len(out) == 0 || out[len(out)-1].Position == "" || end.detail() == "" {
 			t.Errorf("%s: no position at the end", name)
 		}
+	}
+}
+
+// MariaDB's compressed rows whose data is cut off: the library panics, in our goroutine.
+func TestCompressedRowsThatAreCutOff(t *testing.T) {
+	data, _ := corpus(t, "mariadb11.8")
+	const (
+		prefix      = 4              // the size before each event
+		typ, length = 4, 9           // where they are in the head of an event
+		head        = 19 + 8 + 1 + 1 // with the table, and the bitmap of two columns
+		checksum    = 4
+	)
+	var cut []byte
+	for len(data) > prefix {
+		n := int(binary.LittleEndian.Uint32(data))
+		event := slices.Clone(data[prefix : prefix+n])
+		data = data[prefix+n:]
+		if replication.EventType(event[typ]) == replication.WRITE_ROWS_EVENTv1 {
+			event = event[:head+checksum]
+			event[typ] = byte(replication.MARIADB_WRITE_ROWS_COMPRESSED_EVENT_V1)
+			binary.LittleEndian.PutUint32(event[length:], uint32(len(event)))
+		}
+		cut = append(binary.LittleEndian.AppendUint32(cut, uint32(len(event))), event...)
+	}
+	_, _, err := replay(t, cut, true)
+	if bad := new(undecodable); !errors.As(err, &bad) {
+		t.Errorf("got %v", err)
 	}
 }
 
