@@ -28,7 +28,7 @@ type Config struct {
 	Password string
 	// BeforeConnect, when not nil, may change the configuration of each connection
 	// just before it is made: a fresh IAM token, for example. It runs once per
-	// connection, on the goroutine that connects.
+	// connection, on the goroutine that connects, and its time counts towards ConnectTimeout.
 	BeforeConnect func(ctx context.Context, cfg *pgconn.Config) error
 
 	// Slot is the replication slot: 1 to 63 of a-z, 0-9 and _. Default "cdc_dispatcher".
@@ -57,7 +57,7 @@ type Config struct {
 	// BackoffMin and BackoffMax bound the pause between connections; it doubles
 	// with every failure that follows another. Defaults 100 ms and 10 s.
 	BackoffMin, BackoffMax time.Duration
-	// ConnectTimeout bounds making one connection. Default 15 s.
+	// ConnectTimeout bounds making one connection, BeforeConnect included. Default 15 s.
 	ConnectTimeout time.Duration
 	// WatchInterval is how often the side connection asks how much log the server
 	// retains and whether the publication still has the tables. Default 10 s.

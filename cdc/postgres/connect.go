@@ -17,7 +17,7 @@ import (
 
 // Bounds on single steps of a connection's life.
 const (
-	queryTimeout   = 30 * time.Second // one statement of the set-up
+	queryTimeout   = 30 * time.Second // one statement or command of the set-up
 	writeTimeout   = 10 * time.Second // one status update
 	goodbyeTimeout = 2 * time.Second  // telling the server that we go
 )
@@ -29,6 +29,8 @@ type session struct {
 	// release ends the dials that a dying connection may still make in order to
 	// cancel what it was running.
 	release context.CancelFunc
+	// limit bounds one statement or command of the set-up.
+	limit time.Duration
 }
 
 // purpose says what a session is for.
@@ -89,8 +91,10 @@ func (s *Source) dial(ctx context.Context, use purpose) (*session, error) {
 	cfg.RuntimeParams["application_name"] = name[:min(len(name), 63)]
 	// Rows arrive in the client's encoding, so it must not depend on a role's default.
 	cfg.RuntimeParams["client_encoding"] = "UTF8"
+	connectCtx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
+	defer cancel()
 	if s.cfg.BeforeConnect != nil {
-		if err := s.cfg.BeforeConnect(ctx, cfg); err != nil {
+		if err := s.cfg.BeforeConnect(connectCtx, cfg); err != nil {
 			return nil, retryable(reasonAuth, fmt.Errorf("prepare the connection: %w", err), "")
 		}
 	}
@@ -111,14 +115,12 @@ func (s *Source) dial(ctx context.Context, use purpose) (*session, error) {
 		// half-made slot (B28), so that the end of a context cancels the statement.
 		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 5 * time.Second}
 	}
-	connectCtx, cancel := context.WithTimeout(ctx, s.cfg.ConnectTimeout)
-	defer cancel()
 	conn, err := pgconn.ConnectConfig(connectCtx, cfg)
 	if err != nil {
 		release()
 		return nil, classifyConnect(err, cfg)
 	}
-	c := &session{conn: conn, release: release}
+	c := &session{conn: conn, release: release, limit: s.queryLimit}
 	if _, err := c.query(ctx, sessionSettings); err != nil {
 		c.close()
 		return nil, fmt.Errorf("set up the session: %w", err)
@@ -144,7 +146,7 @@ SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN ('statement_t
 // query runs SQL by the simple protocol, the only one that a replication
 // connection speaks, and returns the rows of the last statement. A null reads as "".
 func (c *session) query(ctx context.Context, sql string) ([][]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	return c.queryUntil(ctx, sql)
 }

@@ -126,7 +126,7 @@ func (c *session) inspectServer(ctx context.Context) (server, error) {
 		return server{}, permanent(reasonWALLevel, fmt.Errorf("wal_level is %s", row[1]),
 			"ALTER SYSTEM SET wal_level = logical; then restart the server")
 	}
-	system, err := pglogrepl.IdentifySystem(ctx, c.conn)
+	system, err := c.identify(ctx)
 	if err != nil {
 		return server{}, fmt.Errorf("identify the system: %w", err)
 	}
@@ -137,6 +137,13 @@ func (c *session) inspectServer(ctx context.Context) (server, error) {
 		end:           resumePoint(system.XLogPos),
 		senderTimeout: time.Duration(timeout) * time.Millisecond,
 	}, nil
+}
+
+// identify asks who the server is.
+func (c *session) identify(ctx context.Context) (pglogrepl.IdentifySystemResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.limit)
+	defer cancel()
+	return pglogrepl.IdentifySystem(ctx, c.conn)
 }
 
 // meet compares the server with the last one. When it is another, on another

@@ -231,3 +231,19 @@ func checkClass(t *testing.T, name string, err error, reason string, permanent b
 		t.Errorf("%s: %+v; want reason %s, permanent %v, hint with %q", name, s, reason, permanent, hint)
 	}
 }
+
+// TestBackoffStaysWithinItsBounds: also where doubling would overflow.
+func TestBackoffStaysWithinItsBounds(t *testing.T) {
+	for _, b := range []struct{ least, most time.Duration }{
+		{100 * time.Millisecond, 10 * time.Second}, {20 * time.Second, time.Minute}, {time.Hour, time.Hour}, {1, 1<<63 - 1},
+	} {
+		last := time.Duration(0)
+		for n := 1; n <= 100; n++ {
+			d := backoff(n, b.least, b.most)
+			if d > b.most || d < b.least-b.least/5 || d < last-last/5 {
+				t.Errorf("attempt %d of %s to %s: %s after %s", n, b.least, b.most, d, last)
+			}
+			last = max(last, d)
+		}
+	}
+}

@@ -17,9 +17,10 @@ import (
 // Source reads the inserts of registered tables from the server's log by
 // logical replication. It implements [cdc.Source] and [cdc.Reporter].
 type Source struct {
-	cfg      Config
-	log      *slog.Logger
-	patience time.Duration // first wait for one open transaction in slot creation
+	cfg        Config
+	log        *slog.Logger
+	patience   time.Duration // first wait for one open transaction in slot creation
+	queryLimit time.Duration // of one statement or command of the set-up
 
 	running atomic.Bool
 	// acked is the latest acknowledgement; written by Ack on any goroutine, read by
@@ -55,7 +56,7 @@ func New(cfg Config) (*Source, error) {
 		return nil, fmt.Errorf("postgres reader: %w", err)
 	}
 	log := cfg.Logger.With(slog.String("slot", cfg.Slot))
-	s := &Source{cfg: cfg, log: log, patience: firstPatience, drift: map[string]struct{}{}}
+	s := &Source{cfg: cfg, log: log, patience: firstPatience, queryLimit: queryTimeout, drift: map[string]struct{}{}}
 	s.status.init()
 	return s, nil
 }
@@ -193,7 +194,7 @@ func (s *Source) pauseAfter(err error, progress bool) time.Duration {
 // so that replicas do not come in step.
 func backoff(n int, least, most time.Duration) time.Duration {
 	d := most
-	if shift := n - 1; shift < 30 && least<<shift < most {
+	if shift := n - 1; shift < 63 && least <= most>>shift { // least<<shift itself might overflow
 		d = least << shift
 	}
 	return d - time.Duration(rand.Int64N(int64(d)/5+1))

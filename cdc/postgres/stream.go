@@ -108,7 +108,7 @@ func newStream(s *Source, c *session, w *watcher, a anchor, out chan<- cdc.Trans
 
 // start begins streaming and reports the start position.
 func (st *stream) start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	ctx, cancel := context.WithTimeout(ctx, st.c.limit)
 	defer cancel()
 	err := pglogrepl.StartReplication(ctx, st.c.conn, quoteIdent(st.s.cfg.Slot), pglogrepl.LSN(st.a.start),
 		pglogrepl.StartReplicationOptions{Mode: pglogrepl.LogicalReplication, PluginArgs: []string{
