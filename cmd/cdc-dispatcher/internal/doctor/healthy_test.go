@@ -126,6 +126,11 @@ func TestDoctor_Healthy(t *testing.T) {
 				VALUES ('h', '{}', '{invoice.*,order}', 1, 'x', now(), now())`)
 			p.want()
 		})
+		run("a column list of all that the table has", func(p *patient) {
+			p.exec("ALTER TABLE eventlog.events DROP COLUMN headers", `ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events (id, namespace,
+				action_id, action_name, action_params, started_date, completion_date, model_id, model_type, event_type, payload, event_date, traceparent)`)
+			p.want()
+		})
 		run("an event's age is that of the time zone it is stored in", func(p *patient) {
 			p.cfg.Table = schema.Custom("public", "box", schema.Columns{ID: "id", Type: "type", Payload: "body", Date: "at"},
 				schema.Mark{Kind: schema.MarkBoolean, Column: "done"})

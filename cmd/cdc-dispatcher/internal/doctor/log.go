@@ -63,6 +63,7 @@ type publication struct {
 	contains, filtered     bool
 	partitioned            bool
 	columns                []string // nil: all
+	has                    []string // the columns of the table
 	mayCreate, mayAddTable bool
 	mayAlter               bool
 }
@@ -76,6 +77,7 @@ func (s *session) publication(ctx context.Context) (p publication, exists bool, 
 		                      JOIN pg_publication_rel x ON x.prrelid = a.relid AND x.prpubid = p.oid), false),
 		       r.prqual IS NOT NULL, t.relkind = 'p',
 		       (SELECT array_agg(a.attname::text) FROM unnest(r.prattrs::int2[]) k(n) JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.n),
+		       (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = t.oid AND a.attnum > 0 AND NOT a.attisdropped),
 		       has_database_privilege(current_database(), 'CREATE') AND pg_has_role(t.relowner, 'USAGE'),
 		       coalesce(pg_has_role(p.pubowner, 'USAGE') AND pg_has_role(t.relowner, 'USAGE'), false),
 		       coalesce(pg_has_role(p.pubowner, 'USAGE'), false)
@@ -83,7 +85,7 @@ func (s *session) publication(ctx context.Context) (p publication, exists bool, 
 		LEFT JOIN pg_publication p ON p.pubname = $2
 		LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = t.oid
 		WHERE t.oid = $1::text::regclass`, []any{s.quotedTable(), s.cfg.Publication},
-		&exists, &p.insert, &p.viaRoot, &p.contains, &p.filtered, &p.partitioned, &p.columns, &p.mayCreate, &p.mayAddTable, &p.mayAlter)
+		&exists, &p.insert, &p.viaRoot, &p.contains, &p.filtered, &p.partitioned, &p.columns, &p.has, &p.mayCreate, &p.mayAddTable, &p.mayAlter)
 	return p, exists, err
 }
 
@@ -131,8 +133,8 @@ func checkPublished(ctx context.Context, s *session) (Finding, error) {
 	case !p.contains:
 		return Finding{Status: Fail, Message: "the publication does not have the event table", Hint: hintOwner,
 			Fix: []string{fmt.Sprintf("ALTER PUBLICATION %s ADD TABLE %s", name, table)}}, nil
-	case p.columns != nil && len(s.unpublished(p.columns)) > 0:
-		return Finding{Status: Fail, Message: "the publication leaves out columns of the event", Value: strings.Join(s.unpublished(p.columns), ", "),
+	case p.columns != nil && len(s.unpublished(p)) > 0:
+		return Finding{Status: Fail, Message: "the publication leaves out columns of the event", Value: strings.Join(s.unpublished(p), ", "),
 			Fix: again, Hint: hintOwner}, nil
 	case p.filtered:
 		return Finding{Status: Warn, Message: "the publication has a row filter: rows that it hides are found by the poller only", Fix: again, Hint: hintOwner}, nil
@@ -145,15 +147,16 @@ func checkPublished(ctx context.Context, s *session) (Finding, error) {
 	return Finding{Status: OK, Message: "inserts into the event table are published"}, nil
 }
 
-// unpublished lists the columns of the event that a column list leaves out.
-func (s *session) unpublished(published []string) []string {
+// unpublished lists the columns of the event that a column list leaves out. Those for trace and headers
+// need not be in the table; where they are, a condition may ask for them.
+func (s *session) unpublished(p publication) []string {
 	c := s.cfg.Table.Columns
 	var missing []string
 	for _, name := range []string{
 		c.ID, c.Namespace, c.ActionID, c.ActionName, c.ActionParams, c.StartedDate, c.CompletionDate,
-		c.ModelID, c.ModelType, c.Type, c.Payload, c.Date,
+		c.ModelID, c.ModelType, c.Type, c.Payload, c.Date, c.Traceparent, c.Headers,
 	} {
-		if name != "" && !slices.Contains(published, name) {
+		if slices.Contains(p.has, name) && !slices.Contains(p.columns, name) {
 			missing = append(missing, name)
 		}
 	}

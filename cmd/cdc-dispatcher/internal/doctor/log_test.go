@@ -53,6 +53,9 @@ func logIllnesses(major int) []illness {
 		{name: "inserts are left out", code: codePublished, status: Fail, says: "inserts", ail: sql("ALTER PUBLICATION cdc_dispatcher SET (publish = 'update, delete')")},
 		{name: "the table is not published", code: codePublished, status: Fail, says: "ADD TABLE", ail: sql("ALTER PUBLICATION cdc_dispatcher DROP TABLE eventlog.events")},
 		{name: "a column list", code: codePublished, status: Fail, says: "payload", ail: sql("ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events (id, event_type)")},
+		{name: "a column list without headers", code: codePublished, status: Fail, says: "(traceparent, headers)",
+			ail: sql("ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events (id, namespace, action_id, action_name, action_params, started_date, " +
+				"completion_date, model_id, model_type, event_type, payload, event_date)")},
 		{name: "a row filter", code: codePublished, status: Warn, says: "row filter", ail: sql("ALTER PUBLICATION cdc_dispatcher SET TABLE eventlog.events WHERE (namespace <> 'x')")},
 		{name: "partitions under their own names", code: codePublished, status: Fail, says: "publish_via_partition_root = true",
 			ail: func(p *patient) {
