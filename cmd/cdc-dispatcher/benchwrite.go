@@ -46,7 +46,7 @@ func openBenchSessions(s config.Source) (*benchSessions, error) {
 
 func (s *benchSessions) close() error { return s.db.close() }
 
-// commit inserts events in one transaction. sent is called just before COMMIT is sent.
+// commit inserts events in one transaction. sent is called just before COMMIT is sent, and not when the insert failed.
 func (s *benchSessions) commit(ctx context.Context, ids, payloads []string, sent func()) error {
 	if s.db.my == nil {
 		return pgx.BeginFunc(ctx, s.db.pg, func(tx pgx.Tx) error {
@@ -54,7 +54,9 @@ func (s *benchSessions) commit(ctx context.Context, ids, payloads []string, sent
 					model_id, model_type, event_type, payload, event_date, delivered)
 				SELECT id, 'bench', id, 'Bench', '{"channel": "web"}', now, now, id::text, 'Bench', '`+benchType+`', payload::jsonb, now, false
 				FROM unnest($1::text[]::uuid[], $2::text[]) AS e(id, payload), (SELECT clock_timestamp() AT TIME ZONE 'UTC' AS now) AS now`, ids, payloads)
-			sent()
+			if err == nil {
+				sent()
+			}
 			return err
 		})
 	}

@@ -142,7 +142,7 @@ type Logger struct {
 
 // Server is the HTTP listener.
 type Server struct {
-	// Listen is "host:port"; empty means no listener.
+	// Listen is "host:port"; "none" means no listener.
 	Listen string
 }
 

@@ -108,8 +108,8 @@ func (m *Metrics) makeHandling() {
 	m.attempts = m.counter("attempts_total", "Attempts, by outcome: ok, retry, permanent, blocked, discarded, give_back, stale.", "source", "handler", "kind", "outcome")
 	m.attemptDuration = m.histogram("attempt_duration_seconds", "Run time of the handler in one attempt.", durationBuckets, "source", "handler", "kind")
 	m.finished = m.counter("deliveries_finished_total", "Deliveries that ended by an attempt, by state.", "source", "handler", "state")
-	m.latency = m.histogram("delivery_latency_seconds", "Time from the commit to the success of a delivery.", latencyBuckets, "source", "handler")
-	m.wait = m.histogram("delivery_wait_seconds", "Time from the commit to the start of the first attempt.", latencyBuckets, "source", "handler")
+	m.latency = m.histogram("delivery_latency_seconds", "Time from the commit to the success of a delivery; from the event's date where the time of the commit is not known.", latencyBuckets, "source", "handler")
+	m.wait = m.histogram("delivery_wait_seconds", "Time from the commit to the start of the first attempt; from the event's date where the time of the commit is not known.", latencyBuckets, "source", "handler")
 	m.tries = m.histogram("delivery_attempts", "Attempts that an ended delivery took.", triesBuckets, "source", "handler")
 }
 
@@ -120,7 +120,7 @@ func (m *Metrics) makeOccurrences() {
 	m.filterErrors = m.counter("filter_errors_total", "Conditions that could not be evaluated.", "source", "handler")
 	m.leasesLost = m.counter("lease_lost_total", "Leases that were lost before their delivery had an outcome.", "source", "handler")
 	m.storeErrors = m.counter("store_errors_total", "Statements that failed and are tried again, by operation.", "source", "op")
-	m.occurrences = m.counter("occurrences_total", "Everything else that is counted; docs list what each means.", "source", "handler", "what")
+	m.occurrences = m.counter("occurrences_total", "Everything else that is counted; docs/metrics.md lists what each means.", "source", "handler", "what")
 }
 
 // Observer returns the observer of one source. kinds tells the kind of each handler.
