@@ -44,8 +44,8 @@ type Config struct {
 	// Tables are the tables whose inserted rows are handed over.
 	Tables []Table
 	// Own are the tables that the dispatcher writes itself, such as the deliveries. A
-	// transaction that touched nothing else does not move the saved position, so that saving
-	// a position is no reason to save another. A Table with an empty Name is every table of
+	// transaction that touched nothing else moves the saved position every ten minutes at most, so that
+	// saving a position is no reason to save another. A Table with an empty Name is every table of
 	// its schema that is not in Tables. Default: every table of the schema "eventlog".
 	Own []Table
 	// Keeper decides which process reads and keeps the position.

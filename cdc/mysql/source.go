@@ -107,12 +107,13 @@ func (s *Source) handedOver(at cdc.Position) {
 
 // worthSaving is the position to save now, and empty when there is no reason to save any. Reasons are that
 // the log moved beside what was handed over, and that something was acknowledged: a store keeps positions with
-// the deliveries that it makes, but not those of a gap, or of rows that made none.
-func (s *Source) worthSaving(a *assembler) (at cdc.Position, settled bool) {
+// the deliveries that it makes, but not those of a gap, or of rows that made none. After a long time our own writes are
+// a reason too.
+func (s *Source) worthSaving(a *assembler, long bool) (at cdc.Position, settled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	settled = s.confirm.settled(a.group.open)
-	if !s.confirm.acked && (!settled || !a.counts.moved) {
+	if !s.confirm.acked && (!settled || !a.counts.moved && !long) {
 		return "", settled
 	}
 	s.confirm.acked = false

@@ -34,7 +34,8 @@ type stream struct {
 	timer     *time.Timer
 	nextCheck time.Time
 	nextSave  time.Time
-	progress  bool // an event of the log came
+	nextOwn   time.Time // when our own writes move the saved position too
+	progress  bool      // an event of the log came
 }
 
 func newStream(s *Source, cfg *driver.Config, side *sql.DB, f facts, tenure Tenure, out chan<- cdc.Transaction) *stream {
@@ -85,7 +86,7 @@ func (st *stream) open(ctx context.Context, start place, gap *cdc.Gap) error {
 		return classifyStart(err, st.cfg)
 	}
 	now := time.Now()
-	st.nextCheck, st.nextSave = now.Add(st.s.cfg.CheckInterval), now.Add(st.s.cfg.SaveInterval)
+	st.nextCheck, st.nextSave, st.nextOwn = now.Add(st.s.cfg.CheckInterval), now.Add(st.s.cfg.SaveInterval), now.Add(ownInterval)
 	st.s.status.started(st)
 	return nil
 }
@@ -231,15 +232,20 @@ func (st *stream) tick(ctx context.Context) error {
 	st.nextSave = now.Add(st.s.cfg.SaveInterval)
 	// Our own writes come back through the log. If they moved the position, saving it would
 	// be a reason to save it again.
-	at, settled := st.s.worthSaving(st.asm)
+	at, settled := st.s.worthSaving(st.asm, !now.Before(st.nextOwn))
 	if settled {
 		st.asm.counts.moved = false
 	}
 	if at == "" {
 		return nil
 	}
+	st.nextOwn = now.Add(ownInterval)
 	return st.s.save(ctx, st.tenure, at, st.facts.identity)
 }
+
+// ownInterval is how often the position is saved while nothing but our own writes is logged. What is kept must not
+// fall behind what the server purges, which would be taken for a gap.
+const ownInterval = 10 * time.Minute
 
 // learn keeps what the next connection needs to know about this one.
 func (st *stream) learn(err error) {

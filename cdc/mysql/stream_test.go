@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	gomysql "github.com/go-mysql-org/go-mysql/mysql"
 	"github.com/go-mysql-org/go-mysql/replication"
@@ -146,6 +148,36 @@ func TestCompressedRowsThatAreCutOff(t *testing.T) {
 	if bad := new(undecodable); !errors.As(err, &bad) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// While nothing but our own writes is logged the saved position follows slowly, and does not stand still: the server
+// purges up to where nothing else is.
+func TestOwnWritesMoveTheSavedPositionSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bank{}
+		tenure, _, err := b.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := startGTID(t)
+		s := &Source{cfg: Config{SaveInterval: time.Second, CheckInterval: time.Second}, saved: at.position()}
+		s.begin(at.position())
+		st := newStream(s, nil, nil, facts{}, tenure, nil)
+		st.asm = newScript(t, at).run("gtid 6\nq BEGIN\nrows deliveries 1\nxid").a
+		st.nextOwn = time.Now().Add(ownInterval)
+		for _, saves := range []int{0, 1, 1, 1} {
+			if err := st.tick(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := b.countSaves(); got != saves {
+				t.Errorf("%d saves, want %d", got, saves)
+			}
+			time.Sleep(ownInterval)
+		}
+		if kept := b.kept(); kept != parsed(t, "mysql-gtid:"+sid+":1-6").position() {
+			t.Errorf("kept %s", kept)
+		}
+	})
 }
 
 // corpus reads an entry of FuzzStream's corpus.
