@@ -104,6 +104,8 @@ func (c *claimer) look(ctx context.Context) {
 	names := c.h.lookable()
 	every := jittered(lookEvery)
 	if len(names) == 0 {
+		// There is nothing to claim for, so nothing fails; how long to wait if a claim does is another matter.
+		c.h.claims.recovered()
 		c.nextLook = time.Now().Add(every)
 		return
 	}

@@ -263,3 +263,28 @@ func TestReserve_BoundsAndUnknownNames(t *testing.T) {
 		}
 	})
 }
+
+// When there is nobody to claim for any more, nothing fails.
+func TestClaim_TroubleEndsWithTheLastHandlerPaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		store.before = func(_ context.Context, op string) error {
+			if op == "claim" {
+				return errAway
+			}
+			return nil
+		}
+		b := newBench(store, does(succeed))
+		store.add("h", 1)
+		b.launch(t)
+		elapse(10 * time.Second)
+		if b.health().err == nil {
+			t.Error("no claim failed")
+		}
+		b.setPaused(map[string]delivery.Pause{"h": {}})
+		elapse(10 * time.Second)
+		if err := b.health().err; err != nil {
+			t.Errorf("paused, and still failing: %v", err)
+		}
+	})
+}

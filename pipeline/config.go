@@ -42,7 +42,7 @@ type Config struct {
 	// once. Default 20 s.
 	ShutdownTimeout time.Duration
 	// OrphanGrace is how long a due delivery may wait for a process that serves its
-	// handler before it becomes BLOCKED. Default 10 min.
+	// handler before it becomes BLOCKED. Default 10 min, at least [delivery.HandlerLive].
 	OrphanGrace time.Duration
 	// MaxPayload is the largest payload, in bytes, that is handed to handlers; larger ones
 	// become BLOCKED deliveries with the reason "oversize". Default 16 MiB.

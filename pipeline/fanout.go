@@ -379,6 +379,11 @@ func (f *fanOut) report(batch *delivery.FanOut, result *delivery.FanOutResult, v
 // is refused in every form, and whose row is gone from its table, is nowhere but in the log. The
 // log stays before it until somebody mends the database; the poller and the handlers go on.
 func (f *fanOut) quarantine(work context.Context, r routed, cause error) error {
+	if len(r.fan.Targets) == 0 {
+		// No handler takes it, and only its mark is refused: there is nothing to lose.
+		f.setAside(r, cause)
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(work, statementTimeout)
 	defer cancel()
 	err := f.store.Quarantine(ctx, r.fan, cause)

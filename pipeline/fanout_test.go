@@ -149,6 +149,24 @@ func TestFanOutSetsAsideWhatIsRefusedInEveryForm(t *testing.T) {
 	})
 }
 
+// An event that no handler takes has no delivery that could stand for it: the log does not wait for its mark.
+func TestFanOutSetsAsideAnUnwantedEventWhoseMarkIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFanBench(t, nil, on("a", []string{"x"}, ""))
+		b.router.markUnsubscribed = true
+		events := append(b.eventsOf(t, "x", 2), b.eventsOf(t, "unwanted", 1)...)
+		b.store.refused["unwanted-000"] = true
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := b.fanOut.deliver(ctx, ctx, events, viaLog, place{position: "0/1"}); err != nil {
+			t.Errorf("the log waits: %v", err)
+		}
+		if n := b.store.deliveries(); n != 2 || b.obs.count(CountSetAside) != 1 || b.obs.count(CountQuarantined) != 0 {
+			t.Errorf("%d deliveries, counts %v", n, b.obs.counts)
+		}
+	})
+}
+
 // A session that holds the lock of one row may be about to delete it: the event is
 // delivered from the log's image, and its row is left to the poller.
 func TestFanOutDeliversALockedRowFromItsImage(t *testing.T) {

@@ -23,9 +23,10 @@ const (
 	maxStatement = 10 * time.Second
 	// abandonAfter is how long a handler may ignore the end of its context while
 	// the pipeline stops, and flushFor how long the last outcomes may take. With the
-	// default ShutdownTimeout of 20 s the sum is 28 s, below the 30 s after which
-	// container platforms kill; only a claim that hangs as well makes it 31 s, and then
-	// leases cover what is cut off.
+	// default ShutdownTimeout of 20 s the sum is 28 s, and 31 s when a claim hangs as well. A stop takes
+	// that long when a handler ignores its context and the database hangs. The feeding ends before it, in milliseconds unless a
+	// fan-out or a callback hangs: then it takes up to finishTimeout and callbackPatience. So a stop on which all of that comes
+	// together ends after 38 s; whoever kills sooner loses nothing, because leases cover what is cut off.
 	abandonAfter = 3 * time.Second
 	flushFor     = 5 * time.Second
 )

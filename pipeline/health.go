@@ -26,7 +26,8 @@ type Health struct {
 	At time.Time
 	// Source is the name of the source, Owner this process's name in leases.
 	Source, Owner string
-	// Running says that Run has been called and has not begun to stop.
+	// Running says that Run has been called and still feeds: it has not begun to stop, or the fan-out in flight then has not
+	// ended yet.
 	Running bool
 	// Registered says that the database was reached and accepted the handlers.
 	Registered bool
@@ -175,8 +176,10 @@ func (p *Pipeline) addLog(h *Health) {
 		// The source tries again by itself, and says why.
 		h.LogTrouble = Trouble{Since: state.since, Err: errors.New(status.Detail)}
 	}
-	if t := p.stream.holding.export(); t.Present() {
-		h.FanOut = t
+	for _, t := range []*trouble{p.stream.holding, p.stream.gapping} {
+		if t := t.export(); t.Present() {
+			h.FanOut = t
+		}
 	}
 	for i, t := range p.stream.troubles {
 		if name, _ := p.stream.triggers[i].label(); t.export().Present() && name != fanOutName {

@@ -79,6 +79,10 @@ func (p *poller) pass(run, work context.Context, v view, sweeping bool) (done pa
 		}
 		switch {
 		case !l.More:
+			if l.waiting == 0 {
+				// What could not be fanned out, if anything, is delivered by others, or set aside.
+				p.fanOut.viaPoll.recovered()
+			}
 			done.complete = true
 			return done, p.complete(work, &done, l.Found, begun, lost, sweeping)
 		case l.waiting > 0:
@@ -122,7 +126,7 @@ func (p *poller) look(run, work context.Context, v view, before map[string]sight
 	if l.Found, err = p.undelivered(work, now, after); err != nil {
 		return l, err
 	}
-	p.looked(now, len(l.Events), l.More)
+	p.looked(lookResult{at: now, ended: time.Now(), found: len(l.Events), more: l.More})
 	p.resize(l.Found)
 	events, suspects := p.route(&l, v, before, now)
 	if l.took = len(events) + len(suspects); l.took > 0 {

@@ -339,3 +339,31 @@ func TestSharedTypes(t *testing.T) {
 		}
 	}
 }
+
+// Events that could not be fanned out, and that another process delivered after all, are no trouble any more.
+func TestPollerRecoversWhenOthersDelivered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, false, PollerConfig{})
+		b.store.gate = func(_ context.Context, op string, _ []string) error {
+			if op == "fanout" {
+				return errAway
+			}
+			return nil
+		}
+		b.insert("e", "x", 3)
+		b.launch(t)
+		elapse(time.Minute)
+		if _, err := b.viaPoll.present(); err == nil {
+			t.Error("nothing failed")
+		}
+		b.store.tmu.Lock()
+		for _, r := range b.store.table {
+			r.delivered = true
+		}
+		b.store.tmu.Unlock()
+		elapse(time.Minute)
+		if since, err := b.viaPoll.present(); err != nil {
+			t.Errorf("still failing since %s: %v", since, err)
+		}
+	})
+}

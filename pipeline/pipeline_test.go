@@ -306,6 +306,28 @@ func TestPipelineLosingTheLogIsAWarning(t *testing.T) {
 	})
 }
 
+// A gap that cannot be recorded holds the log, which health tells.
+func TestHealthTellsOfAGapThatCannotBeRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t, nil)
+		e.store.gate = func(_ context.Context, op string, _ []string) error {
+			if op == "gap" {
+				return errAway
+			}
+			return nil
+		}
+		e.launch(t)
+		synctest.Wait()
+		e.source.feed <- cdc.Transaction{Gap: &cdc.Gap{Reason: "slot_lost"}, Position: "0/1"}
+		elapse(time.Minute)
+		h := e.Health()
+		if _, why := h.Ready(); !h.FanOut.Present() || !strings.Contains(strings.Join(why, ";"), "fan-out has been failing") {
+			t.Errorf("fan-out %+v, reasons %v", h.FanOut, why)
+		}
+		e.halt(t)
+	})
+}
+
 func TestHealthReadiness(t *testing.T) {
 	now := time.Now()
 	good := Health{At: now, Running: true, Registered: true, Mode: cdc.ModeStreaming, PolledAt: now,

@@ -90,7 +90,8 @@ type sweep struct {
 
 // lookResult is what health shows of the poller.
 type lookResult struct {
-	at time.Time
+	// at is when it began; the pause until the next one counts from when it ended.
+	at, ended time.Time
 	// found is how many undelivered events the last look saw, more that there were
 	// as many as it could see.
 	found int
@@ -149,9 +150,10 @@ func (p *poller) run(run, work context.Context) error {
 	wait := pause{base: 250 * time.Millisecond, cap: 10 * time.Second}
 	notBefore := time.Now()
 	for run.Err() == nil {
+		p.heed()
 		now := time.Now()
 		v := p.view()
-		next := later(notBefore, p.last.at.Add(max(jittered(v.pace), p.rest)))
+		next := later(notBefore, p.last.ended.Add(max(jittered(v.pace), p.rest)))
 		var act func(run, work context.Context, v view) error
 		switch {
 		case p.sweep.due(now) && !p.sweep.leftToLog(v, now) && !now.Before(notBefore):
@@ -202,20 +204,37 @@ func (p *poller) awaitSource(run context.Context) {
 	}
 }
 
+// heed plans the sweep that was asked for, if any. It does not block: looks that take long follow each other
+// without a wait between them.
+func (p *poller) heed() {
+	select {
+	case <-p.gapped:
+		p.plan(CountPolledGap)
+	case <-p.asked:
+		p.plan(CountPolledAsked)
+	default:
+	}
+}
+
 // await waits for the next look or sweep, a gap, or a change of the source's state.
 func (p *poller) await(run context.Context, next time.Time) {
 	timer := time.NewTimer(min(time.Until(next), pollerTick))
 	defer timer.Stop()
 	select {
 	case <-p.gapped:
-		p.sweep = sweep{at: time.Now(), reason: CountPolledGap}
+		p.plan(CountPolledGap)
 	case <-p.asked:
-		// One that is planned already comes later than what asks, so it finds that too.
-		if p.sweep.at.IsZero() {
-			p.sweep = sweep{at: time.Now(), reason: CountPolledAsked}
-		}
+		p.plan(CountPolledAsked)
 	case <-timer.C:
 	case <-run.Done():
+	}
+}
+
+// plan makes a sweep the next thing to do. One that is planned already comes later than what asks for one, so it finds
+// that too; only a gap begins anew.
+func (p *poller) plan(reason Counter) {
+	if reason == CountPolledGap || p.sweep.at.IsZero() {
+		p.sweep = sweep{at: time.Now(), reason: reason}
 	}
 }
 
@@ -274,7 +293,8 @@ func (p *poller) sweepNow(run, work context.Context, _ view) error {
 // steady looks through the table once.
 func (p *poller) steady(run, work context.Context, v view) error {
 	if p.nobodyListens() {
-		p.looked(time.Now(), 0, false) // A44
+		now := time.Now()
+		p.looked(lookResult{at: now, ended: now}) // A44
 		return nil
 	}
 	_, err := p.pass(run, work, v, false)
@@ -285,8 +305,8 @@ func (p *poller) nobodyListens() bool {
 	return !p.types.All && len(p.types.Exact) == 0 && len(p.types.Prefixes) == 0
 }
 
-func (p *poller) looked(at time.Time, found int, more bool) {
+func (p *poller) looked(result lookResult) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last = lookResult{at: at, found: found, more: more}
+	p.last = result
 }

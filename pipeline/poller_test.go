@@ -449,3 +449,29 @@ func TestPollerLooksAdaptToTheWeightOfPayloads(t *testing.T) {
 		}
 	})
 }
+
+// Looks that take as long as the pause between them leave room for a sweep.
+func TestGapIsSweptAlsoWhenLooksAreSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newPollBench(t, true, PollerConfig{SweepAgain: time.Minute, Interval: 10 * time.Second})
+		close(b.settled)
+		b.store.gate = func(_ context.Context, op string, _ []string) error {
+			if op == "look" {
+				<-time.After(12 * time.Second)
+			}
+			return nil
+		}
+		b.launch(t)
+		elapse(10 * time.Minute)
+		closed, looks := b.store.noted("close"), b.store.noted("look")
+		b.p.gap()
+		elapse(3 * time.Minute)
+		if n := b.store.noted("close") - closed; n != 1 {
+			t.Errorf("closed %d times", n)
+		}
+		// The pause is between two looks, and not from the beginning of one to that of the next.
+		if n := b.store.noted("look") - looks; n > 12 {
+			t.Errorf("%d looks in three minutes", n)
+		}
+	})
+}

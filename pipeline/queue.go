@@ -95,11 +95,15 @@ func (h *handling) admit(a *attempt) {
 		h.count(CountUnwritten, a.sub.Name, 1)
 		return
 	}
-	if h.flight[a.id] != nil {
-		// This process had lost the lease of an attempt that still runs here. Two live
-		// attempts are never started; this claim is put off until that one is gone.
-		h.giveBack(a, h.lease/3)
-		return
+	if old := h.flight[a.id]; old != nil {
+		if old.phase != phaseEnded {
+			// This process had lost the lease of an attempt that still runs here. Two live
+			// attempts are never started; this claim is put off until that one is gone.
+			h.giveBack(a, h.lease/3)
+			return
+		}
+		// Its outcome is written already, and the answer was lost, or comes too late: its token is void.
+		old.tracked = false
 	}
 	h.flight[a.id] = a
 	a.tracked = true

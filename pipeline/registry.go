@@ -19,23 +19,18 @@ const (
 
 // registry is the closed set of handlers of a pipeline: immutable once built (A88).
 type registry struct {
-	subs  []*subscriber
-	names map[string]*subscriber
+	subs []*subscriber
 }
 
 // newRegistry checks the handlers and compiles their conditions. All problems
 // are added to ps; the registry is of use only when there were none.
 func newRegistry(handlers []Handler, lease time.Duration, ps *problems) *registry {
-	r := &registry{names: make(map[string]*subscriber)}
+	r := &registry{}
 	taken := make(nameTable)
 	for i, h := range handlers {
 		path := fmt.Sprintf("handlers[%d]", i)
 		taken.claim(ps, path, h)
-		sub := newSubscriber(h, lease, path, ps)
-		r.subs = append(r.subs, sub)
-		for _, name := range sub.names {
-			r.names[name] = sub
-		}
+		r.subs = append(r.subs, newSubscriber(h, lease, path, ps))
 	}
 	return r
 }
@@ -98,9 +93,6 @@ func checkLimits(h Handler, lease time.Duration, path string, ps *problems) {
 	}
 }
 
-// byName returns the handler with this name or alias, nil when there is none (A88).
-func (r *registry) byName(name string) *subscriber { return r.names[name] }
-
 // rows describes the handlers for eventlog.handlers.
 func (r *registry) rows() []delivery.Handler {
 	rows := make([]delivery.Handler, len(r.subs))
@@ -112,9 +104,9 @@ func (r *registry) rows() []delivery.Handler {
 
 // allNames lists every name and alias, sorted.
 func (r *registry) allNames() []string {
-	names := make([]string, 0, len(r.names))
-	for name := range r.names {
-		names = append(names, name)
+	var names []string
+	for _, s := range r.subs {
+		names = append(names, s.names...)
 	}
 	slices.Sort(names)
 	return names

@@ -80,19 +80,11 @@ func TestA80toA88_Registration(t *testing.T) {
 	}
 }
 
-func TestA88_LookupByNameOrAlias(t *testing.T) {
+func TestA88_NamesAndAliases(t *testing.T) {
 	var ps problems
 	r := newRegistry([]Handler{named("mailer", "mail"), named("audit")}, time.Minute, &ps)
 	if len(ps) > 0 {
 		t.Fatal(ps)
-	}
-	for name, want := range map[string]string{"mailer": "mailer", "mail": "mailer", "audit": "audit"} {
-		if got := r.byName(name); got == nil || got.Name != want {
-			t.Errorf("byName(%q) = %v, want %s", name, got, want)
-		}
-	}
-	if r.byName("nobody") != nil || r.byName("MAIL") != nil {
-		t.Error("an unknown name finds a handler")
 	}
 	if diff := cmp.Diff([]string{"audit", "mail", "mailer"}, r.allNames()); diff != "" {
 		t.Error(diff)
@@ -159,11 +151,13 @@ func TestMatcher(t *testing.T) {
 
 func TestConfigReportsAllProblemsAtOnce(t *testing.T) {
 	err := Config{
-		Log:      silentSource{},
-		Table:    "events",
-		Lease:    time.Millisecond,
-		Poller:   PollerConfig{Grace: -1},
-		Handlers: []Handler{named("a"), named("a")},
+		Log:   silentSource{},
+		Table: "events",
+		Lease: time.Millisecond,
+		// A process that lives would be taken for one that is gone.
+		OrphanGrace: delivery.HandlerLive - 1,
+		Poller:      PollerConfig{Grace: -1},
+		Handlers:    []Handler{named("a"), named("a")},
 		Triggers: []Trigger{
 			{Name: "fan-out", Table: "a.b", OnRecordCreated: func(context.Context, []RecordCreated) error { return nil }},
 			{Name: "t", Table: "a.", When: "record.x =="},
@@ -178,13 +172,13 @@ func TestConfigReportsAllProblemsAtOnce(t *testing.T) {
 	for _, p := range bad.Problems {
 		paths = append(paths, p.Path)
 	}
-	want := []string{"source", "store", "table", "decode", "lease", "poller.grace", "handlers[1].name",
+	want := []string{"source", "store", "table", "decode", "lease", "orphan_grace", "poller.grace", "handlers[1].name",
 		"triggers[0].name", "triggers[1].table", "triggers[1].on_record_created", "triggers[1].when",
 		"triggers[2].name", "triggers[2].on_record_created", "triggers[2].when"}
 	if diff := cmp.Diff(want, paths); diff != "" {
 		t.Errorf("paths (-want +got):\n%s\n%v", diff, err)
 	}
-	if !strings.Contains(err.Error(), "14 problems") || !strings.Contains(err.Error(), "    record.x ==\n") {
+	if !strings.Contains(err.Error(), "15 problems") || !strings.Contains(err.Error(), "    record.x ==\n") {
 		t.Errorf("the text lacks the count or the snippet:\n%v", err)
 	}
 	err = Config{Source: "s", Store: &pipelineStore{}, Triggers: []Trigger{

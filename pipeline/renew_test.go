@@ -272,3 +272,39 @@ func TestRenew_ALockedLeaseIsJudgedByItsTrust(t *testing.T) {
 		}
 	})
 }
+
+// A delivery that is claimed again before the answer that its outcome is written is attempted at once: nothing of it runs here.
+func TestRenew_ClaimThatOvertakesItsOwnOutcome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		var attempts atomic.Int64
+		h := does(func(context.Context, event.Envelope) error {
+			if attempts.Add(1) == 1 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		h.Retry = RetryPolicy{Base: time.Millisecond, Cap: time.Millisecond}
+		b := newBench(store, h)
+		id := store.add("h", 1)[0]
+		store.after = func(_ context.Context, op string) error {
+			if op == "settle" && store.row(id).claims < 2 {
+				return errAway // it took effect, and the answer is lost
+			}
+			return nil
+		}
+		b.launch(t)
+		elapse(15 * time.Second)
+		if got := store.row(id); attempts.Load() != 2 || got.state != delivery.Succeeded {
+			t.Errorf("%d attempts, %+v", attempts.Load(), got)
+		}
+		if n := b.obs.count(CountGivenBack); n != 0 {
+			t.Errorf("given back %d times", n)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if len(b.flight) != 0 || len(b.ended) != 0 || b.queuedBytes != 0 {
+			t.Errorf("%d deliveries, %d outcomes, %d bytes are left over", len(b.flight), len(b.ended), b.queuedBytes)
+		}
+	})
+}

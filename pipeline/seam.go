@@ -43,7 +43,7 @@ type job struct {
 
 // slots is what fan-out and the registry heartbeat ask of handling; *handling
 // is the one implementation. All methods may be called from any goroutine, do no I/O
-// and do not block.
+// and, but for breathe, do not block.
 type slots interface {
 	// reserve takes up to want free worker slots of a handler for deliveries that
 	// are about to be created already leased: 0 when paused, stopping or busy.

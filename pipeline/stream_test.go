@@ -233,6 +233,9 @@ func TestTriggerFailureRetriesOnlyThatTrigger(t *testing.T) {
 		if b.obs.count(CountTriggerRetry) != 3 || b.book.lines("trigger flaky failed") != 1 || b.book.lines("trigger flaky recovered") != 1 {
 			t.Errorf("counts %v, log:\n%s", b.obs.counts, b.book)
 		}
+		if b.book.lines("a trigger's callback panicked") != 1 || b.book.lines("boom") != 0 {
+			t.Errorf("C70: what a callback panicked with may quote the record:\n%s", b.book)
+		}
 	})
 }
 

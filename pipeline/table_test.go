@@ -223,6 +223,9 @@ func (s *pipelineStore) Quarantine(ctx context.Context, f delivery.Fan, _ error)
 	if err := s.enter(ctx, "quarantine", []string{f.Event.ID}); err != nil {
 		return err
 	}
+	if len(f.Targets) == 0 {
+		return errors.New("it has no targets")
+	}
 	s.tmu.Lock()
 	defer s.tmu.Unlock()
 	if s.hopeless[f.Event.ID] {

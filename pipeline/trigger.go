@@ -126,12 +126,13 @@ func (t *recordCreatedTrigger) call(ctx context.Context, records []RecordCreated
 	}
 }
 
-// guarded makes a panic an error like any other, so that one bad callback does not end the process.
+// guarded makes a panic an error like any other, so that one bad callback does not end the process. What it panicked with
+// may quote the records, and is told to nobody.
 func (t *recordCreatedTrigger) guarded(ctx context.Context, records []RecordCreated) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			t.log.Error("a trigger's callback panicked", slog.String("trigger", t.Name), slog.Any("panic", r), slog.String("stack", string(debug.Stack())))
-			err = fmt.Errorf("callback panicked: %v", r)
+			t.log.Error("a trigger's callback panicked", slog.String("trigger", t.Name), slog.String("panic", fmt.Sprintf("%T", r)), slog.String("stack", string(debug.Stack())))
+			err = fmt.Errorf("callback panicked with a %T", r)
 		}
 	}()
 	return t.OnRecordCreated(ctx, records)

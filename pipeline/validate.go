@@ -128,11 +128,15 @@ func (c *Config) checkDurations(ps *problems) {
 	if c.Lease > delivery.LongestLease {
 		ps.add("lease", "is %s; it may be at most %s: a lease is renewed while its handler runs", c.Lease, delivery.LongestLease)
 	}
+	if c.OrphanGrace < delivery.HandlerLive {
+		ps.add("orphan_grace", "is %s; it must be at least %s, for which a handler counts as served after a sign of life",
+			c.OrphanGrace, delivery.HandlerLive)
+	}
 	for _, f := range []struct {
 		path  string
 		value time.Duration
 	}{
-		{"shutdown_timeout", c.ShutdownTimeout}, {"orphan_grace", c.OrphanGrace},
+		{"shutdown_timeout", c.ShutdownTimeout},
 		{"poller.interval", c.Poller.Interval}, {"poller.active_interval", c.Poller.ActiveInterval},
 		{"poller.grace", c.Poller.Grace}, {"poller.sweep_again", c.Poller.SweepAgain},
 	} {

@@ -74,7 +74,7 @@ func (d *decoder) defaults(c *Config, n *node, path string, def *defaults) {
 		optional("concurrency", d.whole(&def.concurrency, 1, 10_000)).aka("workers", "parallelism"),
 		optional("retry", d.retry(&def.retry)).aka("retries", "backoff"),
 		optional("lease", d.duration(&c.Lease, time.Second, delivery.LongestLease, 0)),
-		optional("orphan_grace", d.duration(&c.OrphanGrace, time.Second, 365*day, 0)),
+		optional("orphan_grace", d.duration(&c.OrphanGrace, delivery.HandlerLive, 365*day, 0)),
 		optional("max_payload", d.size(&c.MaxPayload, 1<<10, 1<<30)),
 	)
 }
