@@ -45,8 +45,8 @@ type attempt struct {
 	job
 	lane  *lane
 	phase phase
-	// tracked says that the in-flight set holds it; false only for the second lease
-	// of a delivery whose first attempt is still in this process, or for the first one if that has ended.
+	// tracked says that the in-flight set holds it; false only for a second lease
+	// of a delivery whose first one is still in this process.
 	tracked bool
 	// queuedAt is when it was accepted, startedAt when its handler was called (zero
 	// if never).

@@ -96,14 +96,16 @@ func (h *handling) admit(a *attempt) {
 		return
 	}
 	if old := h.flight[a.id]; old != nil {
-		if old.phase != phaseEnded {
-			// This process had lost the lease of an attempt that still runs here. Two live
-			// attempts are never started; this claim is put off until that one is gone.
-			h.giveBack(a, h.lease/3)
-			return
+		// This process had lost the lease of an attempt that is still here. Two live
+		// attempts are never started; this claim is put off until that one is gone. One that has ended is gone
+		// before this is written: its outcome is sent first. Until then it is not attempted again, so that a database that takes
+		// no outcomes does not cause an attempt per lease.
+		delay := h.lease / 3
+		if old.phase == phaseEnded {
+			delay = 0
 		}
-		// Its outcome is written already, and the answer was lost, or comes too late: its token is void.
-		old.tracked = false
+		h.giveBack(a, delay)
+		return
 	}
 	h.flight[a.id] = a
 	a.tracked = true
