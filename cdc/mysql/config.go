@@ -23,15 +23,18 @@ import (
 type Config struct {
 	// DSN reaches the server itself in the form of github.com/go-sql-driver/mysql:
 	// "user:password@tcp(host:3306)/database?tls=true", or "unix(/path/to.sock)". No proxy
-	// stands between, because proxies do not carry the binlog. Of its parameters tls,
-	// serverPubKey, allowNativePasswords, timeout and connection attributes count; those about
-	// values and time zones are set by the reader.
+	// stands between, because proxies do not carry the binlog. Of its parameters tls counts for both connections of the
+	// reader, the plain one and that of the log; serverPubKey, allowNativePasswords, allowCleartextPasswords and compress
+	// count for the plain one. The log's would ask the server for its key, so with a serverPubKey Run refuses to read over
+	// tcp without TLS. Timeouts, connection attributes, and what is about values and time zones are set by the reader.
 	DSN string
 	// Password, when not empty, replaces the one in DSN. It needs no encoding.
 	Password string
 	// TLS, when not nil, replaces the tls parameter of DSN. An empty ServerName becomes
 	// the host of DSN.
 	TLS *tls.Config
+	// TLSOptional says that TLS is for servers that have it, and that others are read without encryption.
+	TLSOptional bool
 	// BeforeConnect, when not nil, may change the configuration of each connection
 	// just before it is made: a fresh IAM token, for example. It runs once per connection
 	// attempt, on the goroutine that connects.
@@ -213,7 +216,7 @@ func (c Config) parseDSN() (*driver.Config, error) {
 		cfg.Passwd = c.Password
 	}
 	if c.TLS != nil {
-		cfg.TLS, cfg.AllowFallbackToPlaintext = c.TLS.Clone(), false
+		cfg.TLS, cfg.AllowFallbackToPlaintext = c.TLS.Clone(), c.TLSOptional
 		if host, _, err := net.SplitHostPort(cfg.Addr); err == nil && cfg.TLS.ServerName == "" {
 			cfg.TLS.ServerName = host
 		}

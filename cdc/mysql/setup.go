@@ -55,6 +55,9 @@ func probe(ctx context.Context, db *sql.DB, cfg *driver.Config, tables []Table) 
 	if err := f.greet(ctx, db); err != nil {
 		return f, classifySQL("ask the server who it is", err, cfg)
 	}
+	if err := f.trusted(cfg); err != nil {
+		return f, err
+	}
 	if err := f.readSettings(ctx, db); err != nil {
 		return f, classifySQL("read the server's settings", err, cfg)
 	}
@@ -90,6 +93,16 @@ func (f *facts) greet(ctx context.Context, db *sql.DB) error {
 	}
 	f.tls = cipher != ""
 	return nil
+}
+
+// trusted refuses to send a password under a key that the server is asked for, where the DSN says which key is
+// the server's: the log's library knows no such key.
+func (f *facts) trusted(cfg *driver.Config) error {
+	if cfg.ServerPubKey == "" || f.tls || cfg.Net != "tcp" {
+		return nil
+	}
+	return permanent(reasonTLS, errors.New("the log cannot be read with a known key of the server and without TLS"),
+		"choose tls=true, or leave serverPubKey out of the DSN where the network is trusted")
 }
 
 func (f *facts) readSettings(ctx context.Context, db *sql.DB) error {

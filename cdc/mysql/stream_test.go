@@ -172,7 +172,7 @@ func TestOwnWritesMoveTheSavedPositionSlowly(t *testing.T) {
 			if got := b.countSaves(); got != saves {
 				t.Errorf("%d saves, want %d", got, saves)
 			}
-			time.Sleep(ownInterval)
+			<-time.After(ownInterval)
 		}
 		if kept := b.kept(); kept != parsed(t, "mysql-gtid:"+sid+":1-6").position() {
 			t.Errorf("kept %s", kept)

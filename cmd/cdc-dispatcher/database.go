@@ -163,20 +163,28 @@ func (d *database) reader(owner string, log *slog.Logger) (cdc.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := s.MySQLLogConfig()
+	cfg, err := binlogConfig(s)
 	if err != nil {
 		return nil, err
 	}
-	password, encryption := cfg.Passwd, cfg.TLS
+	cfg.Keeper, cfg.Logger = binlog.KeeperOf(st.Keeper(s.Name, owner).Acquire), log
+	return binlog.New(cfg)
+}
+
+// binlogConfig says how the log of a source on MySQL or MariaDB is reached, and what is read of it.
+func binlogConfig(s config.Source) (binlog.Config, error) {
+	cfg, err := s.MySQLLogConfig()
+	if err != nil {
+		return binlog.Config{}, err
+	}
+	password, encryption, optional := cfg.Passwd, cfg.TLS, cfg.AllowFallbackToPlaintext
 	cfg.Passwd, cfg.TLS = "", nil // given apart, where they need no encoding
-	return binlog.New(binlog.Config{
-		DSN: cfg.FormatDSN(), Password: password, TLS: encryption,
+	return binlog.Config{
+		DSN: cfg.FormatDSN(), Password: password, TLS: encryption, TLSOptional: optional,
 		ServerID: s.ServerID(), Heartbeat: s.MySQL.Heartbeat,
 		Tables: []binlog.Table{{Schema: s.Table.Schema, Name: s.Table.Name}},
 		Own:    []binlog.Table{{Schema: s.Schema}},
-		Keeper: binlog.KeeperOf(st.Keeper(s.Name, owner).Acquire),
-		Logger: log,
-	})
+	}, nil
 }
 
 // lacking says what our tables lack, when that is what err says, and the statement that

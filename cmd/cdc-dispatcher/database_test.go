@@ -2,8 +2,16 @@ package main
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"log/slog"
+	"math/big"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cmd/cdc-dispatcher/internal/config"
@@ -52,6 +60,47 @@ func TestMySQLPoolEncryption(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestBinlogEncryptionIsOptional: where the pool may go on without TLS, although it has a certificate to show, the
+// reader of the log may too.
+func TestBinlogEncryptionIsOptional(t *testing.T) {
+	cert, key := clientCertificate(t)
+	for mode, optional := range map[config.TLSMode]bool{config.TLSPreferred: true, config.TLSRequire: false, config.TLSVerifyFull: false} {
+		c, err := binlogConfig(config.Source{
+			Name: "shop", Database: config.DatabaseMySQL, DSN: "mysql://app@db/shop",
+			MySQL: config.MySQL{TLS: config.TLS{Mode: mode, Cert: cert, Key: key}},
+		})
+		if err != nil || c.TLS == nil || len(c.TLS.Certificates) != 1 || c.TLSOptional != optional {
+			t.Errorf("%s: optional %t, %v", mode, c.TLSOptional, err)
+		}
+	}
+}
+
+// clientCertificate makes the files of a certificate that nobody signed.
+func clientCertificate(t *testing.T) (certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, typ string, der []byte) string {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	return write("cert.pem", "CERTIFICATE", cert), write("key.pem", "PRIVATE KEY", private)
 }
 
 // encryption connects, and says whether what is sent is encrypted.
