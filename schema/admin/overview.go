@@ -64,13 +64,3 @@ type OpenGap struct {
 	To       string    `json:"to,omitempty"`
 	Detected time.Time `json:"detected"`
 }
-
-// Total adds up one state over all handlers.
-func (o Overview) Total(s delivery.State) Count {
-	var total Count
-	for _, h := range o.Handlers {
-		total.N += h.States[s].N
-		total.More = total.More || h.States[s].More
-	}
-	return total
-}

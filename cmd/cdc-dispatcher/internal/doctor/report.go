@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -79,15 +78,4 @@ func (r Report) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "\n%d ok, %d to look at, %d failed, %d not checked\n", r.Count(OK), r.Count(Warn), r.Count(Fail), r.Count(Skipped))
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// WriteJSON writes the report for programs: the worst status and all checks.
-func (r Report) WriteJSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	return enc.Encode(struct {
-		Worst Status `json:"status"`
-		Report
-	}{r.Worst(), r})
 }
