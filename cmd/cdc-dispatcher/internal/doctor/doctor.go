@@ -14,8 +14,6 @@ package doctor
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
@@ -144,14 +142,6 @@ func (r Report) Count(s Status) int {
 	return n
 }
 
-// check is one entry of the list. An error from run means that it could not find out.
-type check struct {
-	code, name string
-	// needs are the codes of checks that must not have failed.
-	needs []string
-	run   func(ctx context.Context, s *session) (Finding, error)
-}
-
 // Run runs all checks that apply and returns their report. It does not fail: what
 // keeps it from checking is itself a finding.
 func Run(ctx context.Context, cfg Config) Report {
@@ -174,60 +164,18 @@ const (
 // programs that refuse to start on what would fail later.
 func Only(ctx context.Context, cfg Config, code string) Result {
 	cfg = cfg.withDefaults()
-	all := checks(cfg)
-	wanted := map[string]bool{code: true}
-	for _, c := range slices.Backward(all) { // each stands after what it needs
-		for _, need := range c.needs {
-			wanted[need] = wanted[need] || wanted[c.code]
-		}
-	}
-	report := run(ctx, cfg, slices.DeleteFunc(all, func(c check) bool { return !wanted[c.code] }))
+	report := run(ctx, cfg, upTo(checks(cfg), code))
 	return report.Results[len(report.Results)-1]
 }
 
-func run(ctx context.Context, cfg Config, list []check) Report {
+func run(ctx context.Context, cfg Config, list []check[*session]) Report {
 	s := &session{cfg: cfg}
 	defer s.close()
 	return s.report(ctx, list)
 }
 
-func (s *session) report(ctx context.Context, list []check) Report {
-	var report Report
-	failed := map[string]string{} // code of a check → code of the cause
-	for _, c := range list {
-		res := Result{Code: c.code, Name: c.name}
-		if res.Because = cause(c.needs, failed); res.Because != "" {
-			res.Finding = Finding{Status: Skipped, Message: fmt.Sprintf("not checked before %s is mended", res.Because)}
-			failed[c.code] = res.Because
-		} else {
-			res.Finding = s.run(ctx, c)
-			if res.Status == Fail {
-				failed[c.code] = c.code
-			}
-		}
-		report.Results = append(report.Results, res)
-	}
-	return report
-}
-
-// cause returns the code of the root that keeps a check from running.
-func cause(needs []string, failed map[string]string) string {
-	for _, need := range needs {
-		if root := failed[need]; root != "" {
-			return root
-		}
-	}
-	return ""
-}
-
-func (s *session) run(ctx context.Context, c check) Finding {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	f, err := c.run(ctx, s)
-	if err != nil {
-		return Finding{Status: Fail, Message: "cannot be checked: " + describe(err)}
-	}
-	return f
+func (s *session) report(ctx context.Context, list []check[*session]) Report {
+	return report(ctx, s, list, s.cfg.Timeout, describe)
 }
 
 // The codes, in the order in which they are checked.
@@ -266,8 +214,8 @@ const (
 )
 
 // checks returns the checks that apply, each after all that it needs.
-func checks(cfg Config) []check {
-	list := []check{
+func checks(cfg Config) []check[*session] {
+	list := []check[*session]{
 		{codeConnect, "connection", nil, checkConnect},
 		{codeTLS, "encryption", []string{codeConnect}, checkTLS},
 		{codePooler, "pooler", []string{codeConnect}, checkPooler},
@@ -283,7 +231,7 @@ func checks(cfg Config) []check {
 		{codePollIndex, "poller's index", []string{codeMigrations, codeColumns}, checkPollIndex},
 	}
 	if !cfg.Poll {
-		list = append(list, []check{
+		list = append(list, []check[*session]{
 			{codeWALLevel, "wal_level", []string{codePrimary}, checkWALLevel},
 			{codeReplication, "replication right", []string{codeWALLevel}, checkReplicationRight},
 			{codeSlotsFree, "free slots", []string{codeWALLevel}, checkSlotsFree},
@@ -299,7 +247,7 @@ func checks(cfg Config) []check {
 			{codeTransactions, "long transactions", []string{codePrimary}, checkTransactions},
 		}...)
 	}
-	return append(list, []check{
+	return append(list, []check[*session]{
 		{codeNullIDs, "rows without id", []string{codePrivileges, codeColumns}, checkNullIDs},
 		{codeUndelivered, "oldest undelivered", []string{codeMigrations, codeColumns}, checkUndelivered},
 		{codeGaps, "gaps", []string{codeMigrations}, checkGaps},

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"time"
 
@@ -47,15 +46,8 @@ const (
 	codePacket      = "CD2412"
 )
 
-// myCheck is check for these servers.
-type myCheck struct {
-	code, name string
-	needs      []string
-	run        func(context.Context, *mySession) (Finding, error)
-}
-
-func myChecks(cfg MySQLConfig) []myCheck {
-	list := []myCheck{
+func myChecks(cfg MySQLConfig) []check[*mySession] {
+	list := []check[*mySession]{
 		{codeConnect, "connection", nil, step((*mySession).connect)},
 		{codeTLS, "encryption", []string{codeConnect}, step((*mySession).encryption)},
 		{codeVersion, "server version", []string{codeConnect}, step((*mySession).supported)},
@@ -71,7 +63,7 @@ func myChecks(cfg MySQLConfig) []myCheck {
 		{codePacket, "packet size", []string{codeVersion}, step((*mySession).packet)},
 	}
 	if !cfg.Poll {
-		list = append(list, []myCheck{
+		list = append(list, []check[*mySession]{
 			{codeBinlog, "binlog", []string{codeVersion}, step((*mySession).binlog)},
 			{codeFormat, "binlog format", []string{codeBinlog}, step((*mySession).format)},
 			{codeReplicaRole, "replication right", []string{codeBinlog}, step((*mySession).replicationRight)},
@@ -86,7 +78,7 @@ func myChecks(cfg MySQLConfig) []myCheck {
 			{codeTransactions, "long transactions", []string{codePrimary}, step((*mySession).transactions)},
 		}...)
 	}
-	return append(list, []myCheck{
+	return append(list, []check[*mySession]{
 		{codeNullIDs, "rows without id", []string{codePrivileges, codeColumns}, step((*mySession).nullIDs)},
 		{codeUndelivered, "oldest undelivered", []string{codeMigrations, codeColumns}, step((*mySession).undelivered)},
 		{codeGaps, "gaps", []string{codeMigrations, codeColumns}, step((*mySession).gaps)},
@@ -105,44 +97,15 @@ func RunMySQL(ctx context.Context, cfg MySQLConfig) Report {
 
 // OnlyMySQL is [Only] for a MySQL or MariaDB source.
 func OnlyMySQL(ctx context.Context, cfg MySQLConfig, code string) Result {
-	all := myChecks(cfg)
-	wanted := map[string]bool{code: true}
-	for _, c := range slices.Backward(all) { // each stands after what it needs
-		for _, need := range c.needs {
-			wanted[need] = wanted[need] || wanted[c.code]
-		}
-	}
-	report := runMySQL(ctx, cfg, slices.DeleteFunc(all, func(c myCheck) bool { return !wanted[c.code] }))
+	report := runMySQL(ctx, cfg, upTo(myChecks(cfg), code))
 	return report.Results[len(report.Results)-1]
 }
 
-func runMySQL(ctx context.Context, cfg MySQLConfig, list []myCheck) Report {
+func runMySQL(ctx context.Context, cfg MySQLConfig, list []check[*mySession]) Report {
 	cfg.Config = cfg.withDefaults()
 	s := &mySession{cfg: cfg}
 	defer s.close()
-	var report Report
-	failed := map[string]string{} // code of a check → code of the cause
-	for _, c := range list {
-		res := Result{Code: c.code, Name: c.name, Because: cause(c.needs, failed)}
-		if res.Because != "" {
-			res.Finding = Finding{Status: Skipped, Message: fmt.Sprintf("not checked before %s is mended", res.Because)}
-			failed[c.code] = res.Because
-		} else if res.Finding = s.run(ctx, c); res.Status == Fail {
-			failed[c.code] = c.code
-		}
-		report.Results = append(report.Results, res)
-	}
-	return report
-}
-
-func (s *mySession) run(ctx context.Context, c myCheck) Finding {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
-	defer cancel()
-	f, err := c.run(ctx, s)
-	if err != nil {
-		return Finding{Status: Fail, Message: "cannot be checked: " + describeMySQL(err)}
-	}
-	return f
+	return report(ctx, s, list, cfg.Timeout, describeMySQL)
 }
 
 // mySession is the connection and what the first checks learned through it.

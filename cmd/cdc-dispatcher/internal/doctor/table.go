@@ -55,18 +55,9 @@ func checkColumns(ctx context.Context, s *session) (Finding, error) {
 	case err == nil:
 		return Finding{Status: OK, Message: "the tables have the columns that are needed"}, nil
 	case errors.As(err, &lacks):
-		f := Finding{Status: Fail, Message: "the product's own tables are not as the migrations made them", Value: strings.Join(lacks.Missing, ", "), Hint: hintMigrate}
-		if lacks.Statement != "" {
-			f.Fix, f.Hint = strings.Split(strings.TrimSuffix(lacks.Statement, ";"), "; "), hintOwner
-		}
-		return f, nil
+		return lackingTables(lacks.Missing, lacks.Statement), nil
 	case errors.As(err, &problems):
-		lines := make([]string, len(problems))
-		for i, p := range problems {
-			lines[i] = p.String()
-		}
-		return Finding{Status: Fail, Message: "the event table does not fit the configuration", Value: strings.Join(lines, "; "),
-			Hint: "correct the configuration, or the table"}, nil
+		return misfit(problems), nil
 	}
 	return Finding{}, err
 }
@@ -185,21 +176,7 @@ func checkMigrations(ctx context.Context, s *session) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
-	steps, err := m.Status(ctx)
-	if err != nil {
-		return Finding{}, err
-	}
-	var pending []string
-	for _, step := range steps {
-		if !step.Applied {
-			pending = append(pending, step.Name)
-		}
-	}
-	if len(pending) > 0 {
-		return Finding{Status: Fail, Message: fmt.Sprintf("%d of %d migrations of schema %s are pending", len(pending), len(steps), s.cfg.Schema),
-			Value: strings.Join(pending, ", "), Hint: hintMigrate}, nil
-	}
-	return Finding{Status: OK, Message: "all migrations are applied", Value: fmt.Sprint(len(steps))}, nil
+	return pendingMigrations(ctx, m, "schema "+s.cfg.Schema)
 }
 
 func (s *session) own(table string) string { return ident(s.cfg.Schema) + "." + ident(table) }
