@@ -38,16 +38,9 @@ type changed struct {
 
 func (a *app) deliveriesRetryCommand(source *string) *cobra.Command {
 	var reset bool
-	var first time.Time // when the first order was given
 	b := &bulk{verb: "retry", done: "retried", states: []delivery.State{delivery.Failed, delivery.Dead, delivery.Expired, delivery.Blocked},
 		also: []delivery.State{delivery.Succeeded, delivery.Discarded}}
-	b.apply = func(ctx context.Context, d desk, o admin.Order, f admin.Filter) (admin.Done, error) {
-		done, err := d.RetryDeliveries(ctx, admin.Retry{Order: o, Filter: f, Succeeded: true, ResetAttempts: reset, Before: first})
-		if first.IsZero() {
-			first = done.At
-		}
-		return done, err
-	}
+	b.apply = retryOnce(&reset)
 	cmd := &cobra.Command{
 		Use: "retry [ID…]", Short: "Make deliveries due again, now", Args: cobra.ArbitraryArgs,
 		Long: `Make deliveries due again, now: those of the ids, or all that the filter matches, however many.
@@ -59,6 +52,18 @@ ones are retried only when their state or id is named.`,
 	b.flags(cmd)
 	cmd.Flags().BoolVar(&reset, "reset-attempts", false, "count failed attempts from zero, so that delays start small again")
 	return cmd
+}
+
+// retryOnce gives orders that together retry each delivery once, however many they are.
+func retryOnce(reset *bool) func(context.Context, desk, admin.Order, admin.Filter) (admin.Done, error) {
+	var first time.Time // when the first order was given
+	return func(ctx context.Context, d desk, o admin.Order, f admin.Filter) (admin.Done, error) {
+		done, err := d.RetryDeliveries(ctx, admin.Retry{Order: o, Filter: f, Succeeded: true, ResetAttempts: *reset, Before: first})
+		if first.IsZero() {
+			first = done.At
+		}
+		return done, err
+	}
 }
 
 func (a *app) deliveriesDiscardCommand(source *string) *cobra.Command {

@@ -172,3 +172,29 @@ func TestExplain_SeveralSources(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// clerk notes the orders to retry.
+type clerk struct {
+	operator
+	orders []admin.Retry
+}
+
+func (c *clerk) RetryDeliveries(_ context.Context, r admin.Retry) (admin.Done, error) {
+	c.orders = append(c.orders, r)
+	return admin.Done{Count: 1, More: true, At: time.Unix(int64(len(c.orders)), 0)}, nil
+}
+
+func TestRetry_LaterOrdersKnowTheFirst(t *testing.T) {
+	c, reset := &clerk{}, true
+	apply := retryOnce(&reset)
+	for range 3 {
+		if _, err := apply(t.Context(), desk{operator: c}, admin.Order{}, admin.Filter{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n, want := range []time.Time{{}, time.Unix(1, 0), time.Unix(1, 0)} {
+		if o := c.orders[n]; !o.Before.Equal(want) || !o.ResetAttempts {
+			t.Errorf("order %d: %+v, want those before %s", n, o, want)
+		}
+	}
+}
