@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/mysql"
 )
@@ -268,6 +269,8 @@ func (s *mySession) undelivered(ctx context.Context) (Finding, error) {
 	switch {
 	case err != nil:
 		return Finding{}, err
+	case slices.Contains(o.Incomplete, "undelivered"):
+		return Finding{Status: Warn, Message: "looking for undelivered events took too long", Hint: "see the poller's index"}, nil
 	case o.Wanted.N == 0:
 		return Finding{Status: OK, Message: "no event waits for its fan-out"}, nil
 	case o.OldestWanted <= s.cfg.Undelivered:
@@ -282,6 +285,8 @@ func (s *mySession) gaps(ctx context.Context) (Finding, error) {
 	switch {
 	case err != nil:
 		return Finding{}, err
+	case slices.Contains(o.Incomplete, "gaps"):
+		return Finding{}, fmt.Errorf("read the gaps: %w", admin.ErrSlow)
 	case len(o.Gaps) == 0:
 		return Finding{Status: OK, Message: "the log was read without a gap"}, nil
 	}

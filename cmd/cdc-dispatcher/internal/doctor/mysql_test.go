@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	stdsql "database/sql"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/migrate"
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/mysql"
 )
@@ -268,4 +270,15 @@ func TestMySQLLogElsewhere(t *testing.T) {
 			t.Errorf("found %+v", found)
 		}
 	})
+}
+
+// What took too long to look at is not in order for that.
+func TestMySQL_AnIncompleteOverviewIsNoGoodNews(t *testing.T) {
+	s := &mySession{overview: &admin.Overview{Incomplete: []string{"undelivered", "gaps"}}}
+	if f, err := s.undelivered(t.Context()); err != nil || f.Status != Warn {
+		t.Errorf("undelivered: %+v, %v", f, err)
+	}
+	if f, err := s.gaps(t.Context()); !errors.Is(err, admin.ErrSlow) {
+		t.Errorf("gaps: %+v, %v", f, err)
+	}
 }
