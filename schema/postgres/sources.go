@@ -17,11 +17,10 @@ VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, {now})
 ON CONFLICT (source, reason, from_position, to_position) WHERE closed_date IS NULL DO NOTHING`
 
 // RecordGap implements pipeline.GapStore. A gap like one that is still open is not
-// stored again.
+// stored again. It is durable: the log is confirmed beyond the gap, and nobody would announce it again.
 func (s *Store) RecordGap(ctx context.Context, source string, gap cdc.Gap) error {
 	if err := again(ctx, func() error {
-		_, err := s.exec(ctx, s.sql.recordGap, clean(source), clean(gap.Reason), clean(gap.Detail), string(gap.From), string(gap.To))
-		return err
+		return s.changeOnly(ctx, s.sql.recordGap, clean(source), clean(gap.Reason), clean(gap.Detail), string(gap.From), string(gap.To))
 	}); err != nil {
 		return fmt.Errorf("record gap of source %s: %w", source, err)
 	}

@@ -277,15 +277,16 @@ func TestARefusedImageFreesWhatWasLeased(t *testing.T) {
 }
 
 // TestOnlyAcknowledgementsDoNotWaitForTheDisk: whatever the database is set to. A fan-out that a crash
-// forgets would be lost when the log has been told that it is done, and a lease would be given twice.
+// forgets would be lost when the log has been told that it is done, so would the record of a gap, and a lease would be given twice.
 func TestOnlyAcknowledgementsDoNotWaitForTheDisk(t *testing.T) {
 	testdb.EachPostgres(t, func(t *testing.T, major int) {
 		for _, setting := range []string{"on", "off", "local"} {
 			db := newTestDB(t, major, layouts()[0])
 			db.Exec(`CREATE TABLE storetest.seen (what text);
 CREATE FUNCTION storetest.see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    INSERT INTO storetest.seen VALUES (TG_OP || ' ' || NEW.state || ' ' || current_setting('synchronous_commit')); RETURN NEW; END $$;
+    INSERT INTO storetest.seen VALUES (TG_OP || ' ' || COALESCE(to_jsonb(NEW)->>'state', TG_TABLE_NAME) || ' ' || current_setting('synchronous_commit')); RETURN NEW; END $$;
 CREATE TRIGGER see BEFORE INSERT OR UPDATE ON eventlog.event_notifications FOR EACH ROW EXECUTE FUNCTION storetest.see();
+CREATE TRIGGER see BEFORE INSERT ON eventlog.gaps FOR EACH ROW EXECUTE FUNCTION storetest.see();
 INSERT INTO eventlog.events VALUES (gen_random_uuid(), 'n', gen_random_uuid(), 'a', '{}', now(), now(), '1', 'M', 'E', '{}', now(), false)`)
 			db.Exec(`ALTER DATABASE "` + db.Name() + `" SET synchronous_commit = '` + setting + `'`)
 			pool := newPool(t, db, pgx.QueryExecModeCacheStatement)
@@ -296,7 +297,7 @@ INSERT INTO eventlog.events VALUES (gen_random_uuid(), 'n', gen_random_uuid(), '
 			}
 			want := []string{
 				"INSERT PENDING " + waits, "INSERT PENDING " + waits, "INSERT BLOCKED " + waits,
-				"UPDATE PENDING " + waits, "UPDATE PENDING " + waits, "UPDATE SUCCEEDED off",
+				"UPDATE PENDING " + waits, "UPDATE PENDING " + waits, "UPDATE SUCCEEDED off", "INSERT gaps " + waits,
 			}
 			absent := undelivered(t, s)[0]
 			absent.ID = uuid.NewString()
@@ -316,6 +317,9 @@ INSERT INTO eventlog.events VALUES (gen_random_uuid(), 'n', gen_random_uuid(), '
 				t.Fatal(err)
 			}
 			if _, err := s.Settle(t.Context(), []delivery.Outcome{{ID: c.ID, Token: c.Token, Verdict: delivery.Success}}); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.RecordGap(t.Context(), "a", cdc.Gap{Reason: "slot_missing", From: "0/1", To: "0/2"}); err != nil {
 				t.Fatal(err)
 			}
 			rows, err := db.Pool().Query(t.Context(), `SELECT what FROM storetest.seen`)
