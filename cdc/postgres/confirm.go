@@ -118,8 +118,9 @@ func (c *confirmRule) status() (pglogrepl.StandbyStatusUpdate, error) {
 }
 
 // mark is a position together with the epoch it belongs to. Positions of two
-// servers, or of two timelines, cannot be compared; each change of server begins
-// a new epoch, and an acknowledgement from an earlier one counts for nothing.
+// servers, or of two timelines, cannot be compared, and one from before a gap says nothing about
+// the gap; each change of server and each gap that precedes a stream begins a new epoch, and an
+// acknowledgement from an earlier one counts for nothing.
 type mark struct {
 	epoch uint64
 	at    resumePoint

@@ -16,7 +16,7 @@ import (
 
 // takeAcks tells the confirm rule what the consumer made durable.
 func (st *stream) takeAcks() {
-	if m := st.s.acked.Load(); m != nil && m != st.oldAck && m.epoch == st.s.memory.epoch {
+	if m := st.s.acked.Load(); m != nil && m.epoch == st.s.memory.epoch {
 		st.confirm.ack(m.at)
 		st.s.status.durable.Store(uint64(st.confirm.durable))
 	}

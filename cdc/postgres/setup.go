@@ -238,9 +238,16 @@ func (s *Source) carryOut(ctx context.Context, c *session, d decision, f finding
 
 // remember keeps a gap until it is handed over. Of several, the first one says
 // why and from where.
+//
+// It begins an epoch, unless a change of server has just done so: what was handed over
+// before may lie beyond the place of the gap, and its acknowledgement says nothing about the gap.
 func (s *Source) remember(gap *cdc.Gap) {
-	if gap != nil && s.memory.gap == nil {
-		s.memory.gap = gap
+	if gap == nil || s.memory.gap != nil {
+		return
+	}
+	s.memory.gap = gap
+	if s.memory.serverChanged == "" {
+		s.memory.epoch++
 	}
 }
 

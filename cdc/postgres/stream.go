@@ -66,7 +66,6 @@ type stream struct {
 	lastStatus time.Time
 	lastTick   time.Time
 	sent       resumePoint // last position confirmed to the server
-	oldAck     *mark       // an acknowledgement from before the gap that was announced
 	due        time.Time   // when to tick next
 	armed      time.Time   // the read deadline that is set
 	asked      bool        // a keepalive was asked for
@@ -368,9 +367,6 @@ func (st *stream) announce(ctx context.Context, gap *cdc.Gap) error {
 	if gap == nil {
 		return nil
 	}
-	// Where the gap ends may be where the last acknowledgement was, which says
-	// nothing about the gap.
-	st.oldAck = st.s.acked.Load()
 	st.confirm.wait(st.a.start)
 	st.s.log.Warn("a stretch of the log was not read; the poller covers it",
 		slog.String("reason", gap.Reason), slog.String("detail", gap.Detail),

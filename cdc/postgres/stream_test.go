@@ -254,25 +254,63 @@ func TestScheduleHurriesOnlyWhileSomethingWaits(t *testing.T) {
 	}
 }
 
-// TestGapIsNotAcknowledgedByWhatCameBefore: reading may resume exactly where the
-// last acknowledgement was.
+// TestGapIsNotAcknowledgedByWhatCameBefore: reading may resume where the last acknowledgement was, or before what the
+// connection before has handed over and the consumer is only about to acknowledge.
 func TestGapIsNotAcknowledgedByWhatCameBefore(t *testing.T) {
-	st, out := offline(t)
-	at := mark{0, 100}.position()
-	st.s.Ack(at)
-	if err := st.announce(t.Context(), &cdc.Gap{Reason: gapPublicationTable}); err != nil {
+	old, out := offline(t)
+	src, gap := old.s, &cdc.Gap{Reason: gapPublicationTable}
+	src.Ack(mark{0, 100}.position())
+	src.remember(gap)
+	st, err := newStream(src, nil, nil, old.a, out)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if got := <-out; got.Gap == nil || got.Position != at {
+	if err := st.announce(t.Context(), gap); err != nil {
+		t.Fatal(err)
+	}
+	got := <-out
+	if got.Gap == nil || point(t, got.Position) != 100 {
 		t.Fatalf("announced %+v", got)
 	}
+	src.Ack(mark{0, 150}.position())
+	st.confirm.begin()
+	if err := st.confirm.commit(150, true); err != nil {
+		t.Fatal(err)
+	}
 	st.confirm.keepalive(200)
-	if st.takeAcks(); st.confirm.flush() != 100 {
+	if st.takeAcks(); st.confirm.flush() != 100 || st.confirm.waiting() != 2 {
 		t.Error("the gap was taken for acknowledged")
 	}
-	st.s.Ack(at)
-	if st.takeAcks(); st.confirm.flush() != 200 {
+	src.Ack(got.Position)
+	if st.takeAcks(); st.confirm.flush() != 100 || st.confirm.waiting() != 1 {
 		t.Error("the acknowledgement of the gap was not taken")
+	}
+	src.Ack(mark{st.asm.epoch, 150}.position())
+	if st.takeAcks(); st.confirm.flush() != 200 {
+		t.Error("the acknowledgement of what follows the gap was not taken")
+	}
+}
+
+// TestEpochs: a gap begins one, but not two where the server has changed.
+func TestEpochs(t *testing.T) {
+	st, _ := offline(t)
+	src := st.s
+	src.meet(identity{"a", 1}, 100)
+	src.remember(nil)
+	src.meet(identity{"a", 1}, 100)
+	if src.memory.epoch != 0 {
+		t.Errorf("epoch %d before anything happened", src.memory.epoch)
+	}
+	src.remember(&cdc.Gap{Reason: gapPublication})
+	src.remember(&cdc.Gap{Reason: gapSlotMissing}) // the first one was not handed over yet
+	if src.memory.epoch != 1 || src.memory.gap.Reason != gapPublication {
+		t.Errorf("epoch %d, gap %v after a gap", src.memory.epoch, src.memory.gap)
+	}
+	src.memory.gap = nil
+	src.meet(identity{"b", 1}, 100)
+	src.remember(&cdc.Gap{Reason: gapServerChanged})
+	if src.memory.epoch != 2 {
+		t.Errorf("epoch %d after a change of server", src.memory.epoch)
 	}
 }
 
