@@ -16,7 +16,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
-// pageKey is where a page of events ends.
+// pageKey is where a page of events ends. The date of a row without one is empty.
 type pageKey struct {
 	Date string `json:"d,omitempty"`
 	Key  string `json:"k"`
@@ -205,7 +205,7 @@ func (t *eventTable) eventsWhere(f admin.EventFilter, page string, b *statement)
 	}
 	var key pageKey
 	foreign := fmt.Errorf("page key %q is none of ours", page)
-	if err := json.Unmarshal([]byte(page), &key); err != nil || (key.Date == "") != (t.Columns.Date == "") {
+	if err := json.Unmarshal([]byte(page), &key); err != nil || key.Date != "" && t.Columns.Date == "" {
 		return foreign
 	}
 	after, ok := t.key().arg(key.Key)
@@ -217,11 +217,15 @@ func (t *eventTable) eventsWhere(f admin.EventFilter, page string, b *statement)
 		b.add(" AND "+id+" < ?", after)
 		return nil
 	}
+	date := t.ref(t.Columns.Date)
+	if key.Date == "" { // those without a date come last
+		b.add(" AND "+date+" IS NULL AND "+id+" < ?", after)
+		return nil
+	}
 	if _, err := parseTime(key.Date); err != nil {
 		return foreign
 	}
-	date := t.ref(t.Columns.Date)
-	b.add(" AND "+date+" <= ? AND ("+date+" < ? OR "+id+" < ?)", key.Date, key.Date, after)
+	b.add(" AND ("+date+" <= ? AND ("+date+" < ? OR "+id+" < ?) OR "+date+" IS NULL)", key.Date, key.Date, after)
 	return nil
 }
 

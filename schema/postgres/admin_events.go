@@ -14,7 +14,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/schema/admin"
 )
 
-// pageKey is where a page of events ends.
+// pageKey is where a page of events ends. The date of a row without one is empty.
 type pageKey struct {
 	Date string `json:"d,omitempty"`
 	Key  string `json:"k"`
@@ -96,14 +96,16 @@ func (t *eventTable) eventsWhere(f admin.EventFilter, p admin.Page, args *argume
 		return strings.Join(conditions, " AND "), nil
 	}
 	var key pageKey
-	if err := json.Unmarshal([]byte(p.After), &key); err != nil || (key.Date == "") != (t.Columns.Date == "") {
+	if err := json.Unmarshal([]byte(p.After), &key); err != nil || key.Date != "" && t.Columns.Date == "" {
 		return "", fmt.Errorf("page key %q is none of ours", p.After)
 	}
 	id, after := t.ref(t.Columns.ID), args.add(key.Key, "text")+"::"+t.columns[t.Columns.ID].typ
-	if t.Columns.Date == "" {
+	switch date := t.columns[t.Columns.Date]; {
+	case t.Columns.Date == "":
 		and("%s < %s", id, after)
-	} else {
-		date := t.columns[t.Columns.Date]
+	case key.Date == "": // those without a date come first
+		and("(%[1]s IS NOT NULL OR %[2]s < %[3]s)", t.ref(t.Columns.Date), id, after)
+	default:
 		and("(%s, %s) < (%s::%s, %s)", t.ref(t.Columns.Date), id, args.add(key.Date, "text"), date.typ, after)
 	}
 	return strings.Join(conditions, " AND "), nil

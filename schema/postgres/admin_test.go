@@ -33,7 +33,7 @@ func TestAdmin(t *testing.T) {
 			{Name: "debezium", Table: schema.Debezium("", ""), Payload: `{"total": 1}`},
 			{Name: "identity, status and zone", Payload: `{"b":1,  "a":2}`,
 				Table: schema.Custom("public", "Out Box", columns, schema.Mark{Kind: schema.MarkStatus, Column: "status", At: "status_at"})},
-			{Name: "text key and bytes", Payload: `<a>é</a>`,
+			{Name: "text key and bytes", Payload: `<a>é</a>`, NullDates: true,
 				Table: schema.Custom("public", "outbox", columns, schema.Mark{Kind: schema.MarkBoolean, Column: "sent"})},
 			{Name: "enum type, no date, no mark", Payload: `{"total":1}`, Table: schema.Custom("public", "outbox", plain, schema.Mark{})},
 		}
@@ -53,7 +53,7 @@ func ddl(layout string) []string {
 		return []string{`CREATE TABLE public."Out Box" (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, kind varchar(40) NOT NULL, body json,
 			at timestamptz NOT NULL, ref text, status varchar(20) NOT NULL, status_at timestamptz)`}
 	case "text key and bytes":
-		return []string{`CREATE TABLE public.outbox (id text PRIMARY KEY, kind text NOT NULL, body bytea, at timestamp NOT NULL, ref text, sent boolean NOT NULL)`}
+		return []string{`CREATE TABLE public.outbox (id text PRIMARY KEY, kind text NOT NULL, body bytea, at timestamp, ref text, sent boolean NOT NULL)`}
 	case "enum type, no date, no mark":
 		return []string{`CREATE TYPE public.kind AS ENUM ('order.placed', 'order.cancelled')`,
 			`CREATE TABLE public.outbox (id int PRIMARY KEY DEFAULT floor(random() * 1e9), kind public.kind NOT NULL, body text)`}
@@ -179,7 +179,11 @@ func (o *office) events() string {
 }
 
 func (o *office) DateEvents(_ testing.TB, at time.Time) {
-	o.Exec(fmt.Sprintf("UPDATE %s SET %q = '%s'", o.events(), o.table.Columns.Date, at.Format(time.RFC3339Nano)))
+	date := "NULL"
+	if !at.IsZero() {
+		date = at.Format("'" + time.RFC3339Nano + "'")
+	}
+	o.Exec(fmt.Sprintf("UPDATE %s SET %q = %s", o.events(), o.table.Columns.Date, date))
 }
 
 func (o *office) DeleteEvents(testing.TB) { o.Exec("DELETE FROM " + o.events()) }

@@ -43,6 +43,8 @@ type Layout struct {
 	Table schema.Table
 	// Payload is a document that the table gives back as it was written.
 	Payload string
+	// NullDates says that rows of the table need no date.
+	NullDates bool
 }
 
 // Server is what the suite runs on.
@@ -94,7 +96,7 @@ type Hooks interface {
 	PutEvents(t testing.TB, e EventRow)
 	// PutLoose inserts a row into the loose table; nil is NULL.
 	PutLoose(t testing.TB, key *int, typ *string, delivered bool)
-	// DateEvents gives all rows of the event table one date.
+	// DateEvents gives all rows of the event table one date; the zero time is NULL.
 	DateEvents(t testing.TB, at time.Time)
 	// DeleteEvents empties the event table.
 	DeleteEvents(t testing.TB)

@@ -116,6 +116,31 @@ func emitRefusals(s *suite) {
 	}
 }
 
+// allPages reads the pages of pending events, each of which must be in want, and takes them out of it.
+func (s *suite) allPages(limit int, want map[string]bool, see func(admin.EventSummary)) {
+	s.Helper()
+	page := admin.Page{Limit: limit}
+	for pages := 1; ; pages++ {
+		list, err := s.admin.ListEvents(s.Context(), admin.EventFilter{Pending: true}, page)
+		if err != nil {
+			s.Fatal(err)
+		}
+		for _, e := range list.Events {
+			if !want[e.ID] {
+				s.Errorf("page %d of %d each shows %s again", pages, limit, e.ID)
+			}
+			delete(want, e.ID)
+			see(e)
+		}
+		if page.After = list.Next; page.After == "" {
+			break
+		}
+	}
+	if len(want) > 0 {
+		s.Errorf("%d events on no page of %d", len(want), limit)
+	}
+}
+
 func listEventsPages(s *suite) {
 	want := map[string]bool{}
 	for range 7 {
@@ -127,28 +152,11 @@ func listEventsPages(s *suite) {
 		// All at one instant: the key tells them apart.
 		s.DateEvents(s, noon)
 	}
-	page := admin.Page{Limit: 3}
-	for pages := 1; ; pages++ {
-		list, err := s.admin.ListEvents(s.Context(), admin.EventFilter{Pending: true}, page)
-		if err != nil {
-			s.Fatal(err)
+	s.allPages(3, want, func(e admin.EventSummary) {
+		if dated && !e.Date.Equal(noon) {
+			s.Errorf("date = %s, want %s", e.Date, noon)
 		}
-		for _, e := range list.Events {
-			if !want[e.ID] {
-				s.Errorf("page %d shows %s again", pages, e.ID)
-			}
-			delete(want, e.ID)
-			if dated && !e.Date.Equal(noon) {
-				s.Errorf("date = %s, want %s", e.Date, noon)
-			}
-		}
-		if page.After = list.Next; page.After == "" {
-			break
-		}
-	}
-	if len(want) > 0 {
-		s.Errorf("%d events on no page", len(want))
-	}
+	})
 	if _, err := s.admin.ListEvents(s.Context(), admin.EventFilter{}, admin.Page{After: "x"}); err == nil {
 		s.Error("a page key of nobody's was accepted")
 	}
@@ -161,6 +169,26 @@ func listEventsPages(s *suite) {
 	}
 	if list, err = s.admin.ListEvents(s.Context(), admin.EventFilter{Until: noon}, admin.Page{}); dated && (err != nil || len(list.Events) != 0) {
 		s.Errorf("until noon: %d events, %v; want none", len(list.Events), err)
+	}
+}
+
+// Rows without a date come first or last, as the server sorts them. A page may end among them, or just before.
+func listEventsWithoutDate(s *suite) {
+	var ids []string
+	emit := func(n int) {
+		for range n {
+			ids = append(ids, s.emit(admin.Emit{Type: "order.placed", Payload: json.RawMessage(`{}`)}).ID)
+		}
+	}
+	emit(3)
+	s.DateEvents(s, time.Time{})
+	emit(2)
+	for limit := range 5 {
+		want := map[string]bool{}
+		for _, id := range ids {
+			want[id] = true
+		}
+		s.allPages(limit+1, want, func(admin.EventSummary) {})
 	}
 }
 

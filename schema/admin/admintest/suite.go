@@ -21,6 +21,9 @@ func Run(t *testing.T, server Server) {
 			if i == 0 {
 				tests = append(tests, defaultTests()...)
 			}
+			if l.NullDates {
+				tests = append(tests, test{"ListEvents_PagesOfRowsWithoutADate", listEventsWithoutDate})
+			}
 			runOn(t, server, l, tests)
 		})
 	}
