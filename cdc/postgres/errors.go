@@ -64,12 +64,10 @@ const (
 	stateAdminShutdown      = "57P01"
 	stateCrashShutdown      = "57P02"
 	stateCannotConnect      = "57P03"
-	stateQueryCanceled      = "57014"
 	stateUndefinedObject    = "42704"
 	stateDuplicateObject    = "42710"
 	stateUniqueViolation    = "23505"
 	stateUndefinedFile      = "58P01"
-	stateUndefinedTable     = "42P01"
 )
 
 // Why one life of a connection ended, beside errors of the server and network.
@@ -121,8 +119,10 @@ func classifyConnect(err error, cfg *pgconn.Config) error {
 	case stateNoDatabase:
 		return permanent(reasonDatabase, err, "CREATE DATABASE "+quoteIdent(cfg.Database))
 	case statePrivilege:
+		// Either right may be missing; the code is the same.
 		return permanent(reasonReplication, err, fmt.Sprintf(
-			"ALTER ROLE %s REPLICATION  (on Amazon RDS: GRANT rds_replication TO %[1]s)", quoteIdent(cfg.User)))
+			"ALTER ROLE %s REPLICATION  (on Amazon RDS: GRANT rds_replication TO %[1]s); GRANT CONNECT ON DATABASE %[2]s TO %[1]s",
+			quoteIdent(cfg.User), quoteIdent(cfg.Database)))
 	case stateProtocolViolation:
 		return permanent(reasonPooler, err, "point the DSN at the server itself: poolers do not carry replication connections")
 	case stateTooManyConnections:

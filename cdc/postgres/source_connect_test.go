@@ -280,7 +280,9 @@ func TestB40_Privileges(t *testing.T) {
 			}
 		}
 		refused(true, fmt.Sprintf("ALTER ROLE %q REPLICATION", role))
-		db.Exec(fmt.Sprintf("ALTER ROLE %q REPLICATION", role))
+		db.Exec(fmt.Sprintf("ALTER ROLE %q REPLICATION; REVOKE CONNECT ON DATABASE %q FROM PUBLIC", role, db.Name()))
+		refused(true, fmt.Sprintf("GRANT CONNECT ON DATABASE %q TO %q", db.Name(), role))
+		db.Exec(fmt.Sprintf("GRANT CONNECT ON DATABASE %q TO %q", db.Name(), role))
 		const create = `FOR TABLE "public"."events" WITH (publish = 'insert', publish_via_partition_root = true)`
 		refused(true, create)
 		refused(false, create)
