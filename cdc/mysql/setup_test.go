@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	gomysql "github.com/go-mysql-org/go-mysql/mysql"
 	"github.com/go-mysql-org/go-mysql/replication"
@@ -309,6 +310,22 @@ func TestM36_LayoutFromTheCatalog(t *testing.T) {
 		var columns *errColumns
 		if _, err := newLayout(Table{"app", "events"}, m, d); !errors.As(err, &columns) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestBackoffStaysWithinItsBounds: also where doubling would overflow.
+func TestBackoffStaysWithinItsBounds(t *testing.T) {
+	for _, b := range []struct{ least, most time.Duration }{
+		{100 * time.Millisecond, 10 * time.Second}, {20 * time.Second, time.Minute}, {time.Hour, time.Hour}, {1, 1<<63 - 1},
+	} {
+		last := time.Duration(0)
+		for n := 1; n <= 100; n++ {
+			d := backoff(n, b.least, b.most)
+			if d > b.most || d < b.least-b.least/5 || d < last-last/5 {
+				t.Errorf("attempt %d of %s to %s: %s after %s", n, b.least, b.most, d, last)
+			}
+			last = max(last, d)
 		}
 	}
 }

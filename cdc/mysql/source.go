@@ -410,7 +410,7 @@ func (s *Source) pause(ctx context.Context, err error, soon bool) error {
 // so that replicas do not come in step.
 func backoff(n int, least, most time.Duration) time.Duration {
 	d := most
-	if shift := n - 1; shift < 30 && least<<shift < most {
+	if shift := n - 1; shift < 63 && least <= most>>shift { // least<<shift itself might overflow
 		d = least << shift
 	}
 	return d - time.Duration(rand.Int64N(int64(d)/5+1))

@@ -219,7 +219,7 @@ func (a *assembler) commit(m commitMessage) (finished, error) {
 		f.txs = append(f.txs, rows)
 	}
 	if damaged {
-		f.txs = append(f.txs, cdc.Transaction{Gap: a.damage.gap(at), Position: at, CommitTime: m.commitTime})
+		f.txs = append(f.txs, cdc.Transaction{Gap: a.damage.gap(mark{at: m.end}.position()), Position: at, CommitTime: m.commitTime})
 	}
 	a.open, a.records, a.bytes = false, nil, 0
 	return f, nil

@@ -139,6 +139,12 @@ func (m mark) position() cdc.Position {
 	return cdc.Position(text)
 }
 
+// place is a position as the server writes it. So stand the ends of a gap on record, for people and their queries.
+func place(p cdc.Position) cdc.Position {
+	text, _, _ := strings.Cut(string(p), "#")
+	return cdc.Position(text)
+}
+
 // parseMark reads what position wrote.
 func parseMark(p cdc.Position) (mark, error) {
 	text, epoch, later := strings.Cut(string(p), "#")

@@ -64,5 +64,6 @@
 // A position is a commit's end as the server prints it, such as "0/16B3748".
 // After a gap that was found between two connections, such as one for a change of the server's history (another system,
 // another timeline, a restored copy), positions carry the number of the epoch, such as "0/16B3748#1", so that a late
-// acknowledgement from before cannot confirm anything after. A new process counts from 0.
+// acknowledgement from before cannot confirm anything after. A new process counts from 0. The ends of a gap are
+// written without it.
 package postgres

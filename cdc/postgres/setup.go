@@ -227,7 +227,7 @@ func (s *Source) carryOut(ctx context.Context, c *session, d decision, f finding
 		s.memory.confirmed, s.memory.durable = 0, 0
 	}
 	if s.memory.gap != nil && s.memory.gap.To == "" {
-		s.memory.gap.To = mark{s.memory.epoch, at}.position()
+		s.memory.gap.To = mark{at: at}.position()
 	}
 	s.memory.floor = s.memory.floor.raised(mark{s.memory.epoch, at})
 	s.memory.hadSlot = true

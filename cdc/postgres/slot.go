@@ -157,7 +157,7 @@ func decide(f findings) decision {
 	if err := f.wrongKind(); err != nil {
 		return decision{action: refuseSlot, err: err}
 	}
-	from := cmp.Or(f.from().position(), f.memory.recalled)
+	from := place(cmp.Or(f.from().position(), f.memory.recalled))
 	gap := func(reason, detail string) *cdc.Gap { return &cdc.Gap{Reason: reason, Detail: detail, From: from} }
 	switch {
 	case !f.slot.exists:

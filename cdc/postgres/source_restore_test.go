@@ -62,7 +62,7 @@ func TestB29_RestoredFromACopyOfItself(t *testing.T) {
 		testdb.WaitFor(t, "every event of the copy", func() bool {
 			return query[int](t, dsn, "SELECT count(*) FROM events WHERE id::text <> ALL ($1)", r.Arrived()) == 0
 		})
-		if gap := r.Gap(0); !strings.Contains(gap.Detail, "restored from a copy") || !strings.HasSuffix(string(gap.To), "#1") {
+		if gap := r.Gap(0); !strings.Contains(gap.Detail, "restored from a copy") || gap.To == "" || strings.Contains(string(gap.To), "#") {
 			t.Errorf("gap %+v", gap)
 		}
 		r.src.Ack(lost) // late, from the history that is gone
