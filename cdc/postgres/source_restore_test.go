@@ -1,11 +1,14 @@
 package postgres
 
 import (
+	"context"
 	"os"
 	osexec "os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
@@ -120,4 +123,50 @@ func TestMeetComparesHistories(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestB29_AnotherServer leads the DSN to a second server, as a name that moves does.
+func TestB29_AnotherServer(t *testing.T) {
+	t.Parallel()
+	one := testdb.Postgres(t, 15)
+	far := testdb.Dedicated(t, 15, nil)
+	one.Exec(eventsTable)
+	exec(t, far.DSN("postgres"), eventsTable)
+	cfg := testConfig(one)
+	moved := make(chan struct{})
+	cfg.BeforeConnect = func(_ context.Context, c *pgconn.Config) error {
+		select {
+		case <-moved:
+			c.Port, c.Database = uint16(far.Port()), "postgres"
+		default:
+		}
+		return nil
+	}
+	r := start(t, cfg)
+	r.WaitMode(cdc.ModeStreaming)
+	for range 5 { // far ahead of a new server
+		one.Exec("SELECT pg_switch_wal()")
+	}
+	one.Exec(insertEvents, 0, 10)
+	r.WaitFor(10)
+	old := r.Last()
+	close(moved)
+	one.Exec("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '" + cfg.Slot + "'")
+	r.WaitGap(gapServerChanged)
+	r.WaitMode(cdc.ModeStreaming)
+	r.Ack(false)
+	exec(t, far.DSN("postgres"), insertEvents, 10, 20)
+	r.WaitFor(20)
+	if !strings.HasSuffix(string(r.Last()), "#1") {
+		t.Errorf("position %s is not of a new epoch", r.Last())
+	}
+	r.src.Ack(old) // a late acknowledgement, of a larger position on the old server
+	at := confirmedLSN(t, far.DSN("postgres"), cfg.Slot)
+	if at >= point(t, r.Last()) {
+		t.Errorf("confirmed %s by an acknowledgement of %s from the other server", at, old)
+	}
+	r.src.Ack(r.Last())
+	testdb.WaitFor(t, "the confirmation", func() bool {
+		return confirmedLSN(t, far.DSN("postgres"), cfg.Slot) >= point(t, r.Last())
+	})
 }
