@@ -6,6 +6,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
+	"github.com/cdc-dispatcher/cdc-dispatcher/schema/internal/fanorder"
 )
 
 // fanBatch is a batch prepared for the database: each event once, sorted by id, so that two batches
@@ -25,29 +26,8 @@ type fanBatch struct {
 }
 
 func newFanBatch(batch delivery.FanOut) *fanBatch {
-	b := &fanBatch{FanOut: batch, place: map[int]int{}}
-	all := make([]int, len(batch.Fans))
-	for i := range all {
-		all[i] = i
-	}
-	slices.SortStableFunc(all, func(x, y int) int { return cmp.Compare(batch.Fans[x].Event.ID, batch.Fans[y].Event.ID) })
-	for _, i := range all {
-		e := &batch.Fans[i].Event
-		if n := len(b.order); n > 0 && batch.Fans[b.order[n-1]].Event.ID == e.ID {
-			b.repeated++
-			if first := &batch.Fans[b.order[n-1]].Event; first.Type != e.Type || string(first.Payload) != string(e.Payload) {
-				b.duplicates = append(b.duplicates, e.ID)
-			}
-			continue
-		}
-		b.order = append(b.order, i)
-	}
-	b.rows = len(b.order)
-	if imageOnly := func(i int) bool { return b.Fans[i].FromLog && b.Fans[i].ImageOnly }; slices.ContainsFunc(b.order, imageOnly) {
-		all = slices.DeleteFunc(slices.Clone(b.order), func(i int) bool { return !imageOnly(i) })
-		b.order = append(slices.DeleteFunc(b.order, imageOnly), all...)
-		b.rows -= len(all)
-	}
+	o := fanorder.Of(batch.Fans)
+	b := &fanBatch{FanOut: batch, order: o.Fans, rows: o.Rows, repeated: o.Repeated, duplicates: o.Duplicates, place: map[int]int{}}
 	for n, i := range b.order {
 		b.place[i] = n
 	}

@@ -79,7 +79,7 @@ WHERE d.lease_token = o.token AND {open} AND o.id NOT IN (SELECT id FROM target)
 
 // succeedSQL is settleSQL for outcomes that are all successes, which is nearly all there are: a third of its
 // cost. It says whether all were written, and which if not, and nothing about those that it
-// leaves out; settleSQL is asked about them. The clock is read once, with the first row locked: whoever holds the token when its
+// leaves out; settleSQL is asked about them. The clock is read once, after the rows are locked: whoever holds the token when its
 // row is locked has been alone with it until then.
 const succeedSQL = `
 WITH outcome AS MATERIALIZED (
