@@ -30,10 +30,11 @@ type claimer struct {
 	h *handling
 	// nextLook is when to ask for due deliveries without having been woken.
 	nextLook time.Time
-	// notBefore bars every statement until then: after an error, or after a claim that
-	// found nothing although something is due.
+	// notBefore bars every statement until then: after an error.
 	notBefore time.Time
-	// barren counts such claims in a row.
+	// looked says that the next claim is for what a look found due; barren counts such claims that
+	// got nothing, in a row.
+	looked bool
 	barren int
 	errors pause
 }
@@ -78,6 +79,8 @@ func (c *claimer) round(ctx context.Context) time.Duration {
 func (c *claimer) claim(ctx context.Context, claims []delivery.Claim) {
 	ctx, cancel := context.WithTimeout(ctx, c.h.statement)
 	defer cancel()
+	looked := c.looked
+	c.looked = false
 	leasedAt := time.Now()
 	lease := delivery.Lease{Token: uuid.New(), Owner: c.h.owner, For: c.h.lease}
 	result, err := c.h.store.Claim(ctx, lease, claims)
@@ -92,11 +95,14 @@ func (c *claimer) claim(ctx context.Context, claims []delivery.Claim) {
 		c.nextLook = time.Time{}
 		return
 	}
+	if !looked {
+		// Whoever woke this loop had its deliveries claimed before it said so. That is no reason to let the next ones wait.
+		return
+	}
 	// Something was due and could not be had, because others hold it locked or were
-	// faster. Asking again at once would spin.
+	// faster. Looking again at once would spin.
 	c.barren++
-	c.notBefore = time.Now().Add(min(lookSoonest<<min(c.barren, 6), lookEvery))
-	c.nextLook = c.notBefore
+	c.nextLook = time.Now().Add(min(lookSoonest<<min(c.barren, 6), lookEvery))
 }
 
 // look asks when the next delivery is due, for the handlers that could take one.
@@ -118,6 +124,7 @@ func (c *claimer) look(ctx context.Context) {
 		return
 	case ok && in <= 0:
 		c.h.mayClaim(names)
+		c.looked = true
 		c.nextLook = time.Now().Add(every)
 	case ok && in < every:
 		c.nextLook = time.Now().Add(max(in, lookSoonest))

@@ -122,6 +122,32 @@ func TestClaim_WakeFindsWhatFanOutLeftUnleased(t *testing.T) {
 	})
 }
 
+// A fan-out wakes the claim loop after its deliveries are in the table, so another claim may have taken them by then. What
+// comes next does not wait for that.
+func TestClaim_AWakeThatFindsNothingDelaysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		b := newBench(store, does(succeed))
+		b.launch(t)
+		elapse(10*time.Second + 500*time.Microsecond)
+		before, claims := time.Now(), store.called("claim")
+		const wakes = 10
+		for range wakes {
+			b.wake("h")
+			synctest.Wait()
+		}
+		store.add("h", 1)
+		b.wake("h")
+		synctest.Wait()
+		if got := store.states()[delivery.Succeeded]; got != 1 || !time.Now().Equal(before) {
+			t.Errorf("%d succeeded without time passing", got)
+		}
+		if got := store.called("claim") - claims; got != wakes+1 {
+			t.Errorf("%d claims for %d wakes", got, wakes+1)
+		}
+	})
+}
+
 func TestC64_C65_A101_ClaimEndsWhatIsTooOldOrUsedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFakeStore()

@@ -163,7 +163,7 @@ func TestM10_UnknownQueries(t *testing.T) {
 		db.Exec("INSERT INTO events (id, kind) SELECT 3, 'x' FROM copies")
 		r.WaitFor(3)
 		r.onceEach(1, 4)
-		if sweeps := r.Sweeps(); len(sweeps) != 0 {
+		if sweeps := r.sweeps(); len(sweeps) != 0 {
 			t.Errorf("sweeps %v", sweeps)
 		}
 		if r.src.Status().Reconnects != 0 {
@@ -183,12 +183,12 @@ func TestM26_StatementFormat(t *testing.T) {
 			"INSERT INTO other VALUES (1, 'about events')", "UPDATE events SET payload = '' WHERE id = 0")
 		db.Exec(insert(1, 2))
 		r.WaitFor(1)
-		if sweeps := r.Sweeps(); len(sweeps) != 0 {
+		if sweeps := r.sweeps(); len(sweeps) != 0 {
 			t.Errorf("sweeps %v for other tables", sweeps)
 		}
 		s.exec(insert(2, 3), insert(3, 4), "INSERT INTO `"+db.Name()+"`.`events` (id) VALUES (4)")
-		r.Wait("three sweeps", func() bool { return len(r.Sweeps()) == 3 })
-		if got := r.Sweeps(); got[0] != sweepStatement {
+		r.Wait("three sweeps", func() bool { return len(r.sweeps()) == 3 })
+		if got := r.sweeps(); got[0] != sweepStatement {
 			t.Errorf("sweeps %v", got)
 		}
 		if n := r.Log.Count("rows were logged as a statement"); n != 1 {
