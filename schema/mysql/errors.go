@@ -14,6 +14,7 @@ import (
 // Numbers of the server's errors that decide what happens next.
 const (
 	numCheckRead       = 1020 // the row has changed since the snapshot (MariaDB)
+	numDuplicate       = 1062
 	numTooManyColumns  = 1117
 	numRowTooLarge     = 1118
 	numUnknownColumn   = 1054

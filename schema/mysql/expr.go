@@ -252,11 +252,16 @@ func (t *eventTable) timestamp(name string) string {
 	return fmt.Sprintf("CASE WHEN MONTH(%[2]s) = 0 OR DAYOFMONTH(%[2]s) = 0 OR %[1]s < %[3]s THEN %[3]s ELSE %[1]s END", at, ref, earliestSQL)
 }
 
-// windowRunsSince is for how many microseconds the expiry of the delivery d has been running. Of an event date that is
-// zero in part, which an earlier version may have stored, it is since the earliest time.
-func (s *Store) windowRunsSince() string {
+// since is how many microseconds ago a time was. Of one that is zero in part, and that no server can count with, it is since the
+// earliest time.
+func (s *Store) since(at string) string {
 	age := func(from string) string { return "TIMESTAMPDIFF(MICROSECOND, " + from + ", " + s.now + ")" }
-	return "COALESCE(" + age("GREATEST(d.event_date, COALESCE(d.retried_date, d.event_date))") + ", " + age(earliestSQL) + ")"
+	return "COALESCE(" + age(at) + ", " + age(earliestSQL) + ")"
+}
+
+// windowRunsSince is for how many microseconds the expiry of the delivery d has been running.
+func (s *Store) windowRunsSince() string {
+	return s.since("GREATEST(d.event_date, COALESCE(d.retried_date, d.event_date))")
 }
 
 // orElse is expr(column), or the default when the column is not mapped or null.

@@ -311,25 +311,53 @@ func (f *fanning) try(ctx context.Context, q querier, t *eventTable, o *ourTable
 		fresh, p.repeated = without(fresh, old), append(p.repeated, old...)
 	}
 	if how != lockNone {
-		if err := f.mark(ctx, q, t, o, fresh); err != nil {
+		changed, err := f.mark(ctx, q, t, o, fresh)
+		if err != nil {
 			return nil, err
 		}
+		if p.unmarked, err = f.unheld(ctx, q, t, fresh, rows, changed); err != nil {
+			return nil, err
+		}
+		p.fresh = without(fresh, p.unmarked)
 	}
-	goals := f.b.goals(fresh)
-	if err := f.insert(ctx, q, t, o, srv, goals, rows); err != nil {
+	if err := f.create(ctx, q, t, o, srv, p, fresh, rows); err != nil {
 		return nil, err
 	}
-	if err := f.readBack(ctx, q, t, o, p, fresh, goals, how); err != nil {
-		return nil, err
+	if how == lockNone {
+		// What is to be left alone counts as made from the log's image, whichever it was.
+		for _, n := range fresh {
+			if n >= f.b.rows {
+				p.absent = append(p.absent, n)
+			} else {
+				p.unmarked = append(p.unmarked, n)
+			}
+		}
 	}
 	for _, c := range p.created {
-		if _, ok := p.stored[c.Fan]; !ok {
-			p.stored[c.Fan] = rows[f.b.place[c.Fan]].Event
-		}
+		p.stored[c.Fan] = rows[f.b.place[c.Fan]].Event
 	}
 	if how == lockFree && len(p.missing) == 0 && f.b.rows == len(f.b.order) && len(events) == f.b.rows {
 		p.positioned = true
 		return p, f.savePosition(ctx, q)
 	}
 	return p, nil
+}
+
+// create inserts the deliveries of the events, whose rows were read, and notes those that are new. They are looked up only when
+// not all of them are.
+func (f *fanning) create(
+	ctx context.Context, q querier, t *eventTable, o *ourTables, srv *server, p *passed, events []int, rows map[int]found,
+) error {
+	goals := f.b.goals(events)
+	all, err := f.insert(ctx, q, t, o, srv, goals, rows)
+	if err != nil {
+		return err
+	}
+	if !all {
+		return f.vanished(ctx, q, t, events, f.inserted(ctx, q, o, p, goals))
+	}
+	for _, g := range goals {
+		p.created = append(p.created, delivery.Created{Fan: f.b.order[g.event], Target: g.target, Leased: rows[g.event].leased(f.b.target(g))})
+	}
+	return nil
 }

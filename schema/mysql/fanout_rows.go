@@ -16,8 +16,16 @@ import (
 // found is a row of an event of the batch.
 type found struct {
 	eventRow
+	// age is how old the event was when its row was read, in microseconds. One without a date is new.
+	age int64
 	// times counts the rows with the same key.
 	times int
+}
+
+// leased says that the delivery of a target is created leased (C64): one that is too old already is left to a claim, which
+// ends it.
+func (r found) leased(t *delivery.Target) bool {
+	return t.Lease && t.Blocked == "" && (t.Window == 0 || r.age <= micros(t.Window))
 }
 
 // rows reads the events' rows. A database may take two keys for one; only the very key counts.
@@ -28,9 +36,13 @@ func (f *fanning) rows(ctx context.Context, q querier, t *eventTable, events []i
 	}
 	rows := make(map[int]found, len(events))
 	for part := range slices.Chunk(events, keysPerStatement) {
-		b := (&statement{}).add("SELECT " + t.eventValues() + "\nFROM " + t.from + " AS t" + t.force + "\nWHERE " + t.ref(t.Columns.ID) + " IN ")
+		b := (&statement{}).add("SELECT " + t.eventValues() + ", " + f.since(orElse(t.Columns.Date, t.timestamp, f.now)) + "\nFROM " + t.from + " AS t" + t.force +
+			"\nWHERE " + t.ref(t.Columns.ID) + " IN ")
 		b.list(t.key().args(f.b.keys(part))).add(" " + clause)
-		list, err := query(ctx, q, b, t.scanEvent)
+		list, err := query(ctx, q, b, func(rows *sql.Rows) (r found, err error) {
+			r.eventRow, err = t.scanEventAnd(rows, &r.age)
+			return r, err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -39,10 +51,11 @@ func (f *fanning) rows(ctx context.Context, q querier, t *eventTable, events []i
 			if !ok {
 				continue
 			}
-			one := rows[n]
-			if one.times++; one.times == 1 || row.pending && !one.pending {
-				one.eventRow = row
+			one, times := rows[n], rows[n].times+1
+			if times == 1 || row.pending && !one.pending {
+				one = row
 			}
+			one.times = times
 			rows[n] = one
 		}
 	}
@@ -76,32 +89,31 @@ func (f *fanning) fannedOut(ctx context.Context, q querier, o *ourTables, events
 	return old, nil
 }
 
-// mark marks the events, whose rows are locked.
-func (f *fanning) mark(ctx context.Context, q querier, t *eventTable, o *ourTables, events []int) error {
+// mark marks the events, whose rows are locked, and says how many rows it has changed.
+func (f *fanning) mark(ctx context.Context, q querier, t *eventTable, o *ourTables, events []int) (changed int64, err error) {
 	if t.Mark.Kind == schema.MarkNone || len(events) == 0 {
-		return nil
+		return 0, nil
 	}
-	targeted := f.b.withTargets(events)
-	if err := f.setMark(ctx, q, t, f.b.keys(targeted), t.Mark.Done); err != nil {
-		return err
+	done, none := events, []int(nil)
+	if targeted := f.b.withTargets(events); t.Mark.Kind != schema.MarkBoolean && len(targeted) < len(events) {
+		// What got deliveries in another way is not without any.
+		bare := without(events, targeted)
+		had, err := f.fannedOut(ctx, q, o, bare)
+		if err != nil {
+			return 0, err
+		}
+		done, none = append(targeted, had...), without(bare, had)
 	}
-	bare := without(events, targeted)
-	if t.Mark.Kind == schema.MarkBoolean || len(bare) == 0 {
-		return f.setMark(ctx, q, t, f.b.keys(bare), t.Mark.Done)
-	}
-	// What got deliveries in another way is not without any.
-	had, err := f.fannedOut(ctx, q, o, bare)
+	changed, err = f.setMark(ctx, q, t, f.b.keys(done), t.Mark.Done)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if err := f.setMark(ctx, q, t, f.b.keys(had), t.Mark.Done); err != nil {
-		return err
-	}
-	return f.setMark(ctx, q, t, f.b.keys(without(bare, had)), t.Mark.None)
+	more, err := f.setMark(ctx, q, t, f.b.keys(none), t.Mark.None)
+	return changed + more, err
 }
 
-// setMark marks the rows with the given keys that are pending. The status is that of a status column.
-func (s *Store) setMark(ctx context.Context, q querier, t *eventTable, keys []string, status string) error {
+// setMark marks the rows with the given keys that are pending, and counts them. The status is that of a status column.
+func (s *Store) setMark(ctx context.Context, q querier, t *eventTable, keys []string, status string) (changed int64, err error) {
 	for part := range slices.Chunk(keys, keysPerStatement) {
 		b := (&statement{}).add("UPDATE " + t.from + " AS t" + t.force + " SET " + t.ref(t.Mark.Column) + " = ")
 		if t.Mark.Kind == schema.MarkBoolean {
@@ -113,11 +125,13 @@ func (s *Store) setMark(ctx context.Context, q querier, t *eventTable, keys []st
 			}
 		}
 		b.add(" WHERE " + t.pending() + " AND ")
-		if err := t.havingKeys(b, part).exec(ctx, q); err != nil {
-			return err
+		n, err := t.havingKeys(b, part).affecting(ctx, q)
+		if err != nil {
+			return 0, err
 		}
+		changed += n
 	}
-	return nil
+	return changed, nil
 }
 
 // havingKeys adds the condition for the rows with exactly these keys.
@@ -133,28 +147,14 @@ func (t *eventTable) havingKeys(b *statement, keys []string) *statement {
 	return b.add(" AND " + bytesOf(t.text(t.Columns.ID)) + " IN ").list(exact)
 }
 
-// readBack finds out which deliveries are new and which of them are leased, and which marks did not hold.
-func (f *fanning) readBack(ctx context.Context, q querier, t *eventTable, o *ourTables, p *passed, fresh []int, goals []goal, how lockMode) error {
-	if err := f.inserted(ctx, q, o, p, goals); err != nil {
-		return f.vanished(ctx, q, t, fresh, err)
+// unheld lists those of the events that were to be marked, and are not. Marks that were all changed are not looked at again, for the
+// sake of speed. A trigger that undoes a part of a mark is found out by the poller, whose events are always looked at.
+func (f *fanning) unheld(ctx context.Context, q querier, t *eventTable, events []int, rows map[int]found, changed int64) ([]int, error) {
+	sure := changed == int64(len(events)) && !slices.ContainsFunc(events, func(n int) bool { return rows[n].times > 1 || !f.b.fan(n).FromLog })
+	if sure || t.Mark.Kind == schema.MarkNone {
+		return nil, nil
 	}
-	if how == lockNone {
-		// What is to be left alone counts as made from the log's image, whichever it was.
-		for _, n := range fresh {
-			if n >= f.b.rows {
-				p.absent = append(p.absent, n)
-			} else {
-				p.unmarked = append(p.unmarked, n)
-			}
-		}
-		return nil
-	}
-	if p.fresh = fresh; t.Mark.Kind == schema.MarkNone || len(fresh) == 0 {
-		return nil
-	}
-	undone, err := f.stillPending(ctx, q, t, fresh)
-	p.fresh, p.unmarked = without(fresh, undone), undone
-	return err
+	return f.stillPending(ctx, q, t, events)
 }
 
 // vanished tells deliveries that were not inserted because their event's row, which nobody had locked, was deleted after it
@@ -172,8 +172,7 @@ func (f *fanning) vanished(ctx context.Context, q querier, t *eventTable, events
 	return cause
 }
 
-// stillPending lists events whose mark did not hold, because a trigger undoes it. It counts first,
-// because there are none as a rule.
+// stillPending lists events whose mark did not hold, because a trigger undoes it.
 func (f *fanning) stillPending(ctx context.Context, q querier, t *eventTable, events []int) (undone []int, err error) {
 	byID := make(map[string]int, len(events))
 	for _, n := range events {

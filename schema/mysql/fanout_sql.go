@@ -21,14 +21,10 @@ const deliveryColumns = `id, event_id, handler_name,
 const targetSQL = "? AS n, ? AS id, ? AS event_id, ? AS k, ? AS handler, ? AS lease, ? AS window_us, ? AS blocked, ? AS detail, ? AS action_id"
 
 // targetArgs are its values. The id of the action may have to be derived, so it comes from here; action is that of the row.
-func (b *fanBatch) targetArgs(g goal, action string) []any {
+func (b *fanBatch) targetArgs(g goal, lease bool, action string) []any {
 	t := b.target(g)
-	lease := 0
-	if t.Lease {
-		lease = 1
-	}
 	return []any{
-		g.event, t.ID.String(), b.event(g.event).ID, b.key(g.event), t.Handler, lease, micros(t.Window), t.Blocked, clean(t.Detail),
+		g.event, t.ID.String(), b.event(g.event).ID, b.key(g.event), t.Handler, flag(lease), micros(t.Window), t.Blocked, clean(t.Detail),
 		cmp.Or(action, b.event(g.event).ID),
 	}
 }
@@ -38,10 +34,9 @@ type eventExprs struct {
 	namespace, actionName, actionParams, started, completed, modelID, modelType, typ, payload, raw, date, trace, headers string
 }
 
-// insertSQL is the head of a statement that inserts the deliveries of the list g. The event's columns are e, the time is c.now.
-func (s *Store) insertSQL(b *statement, o *ourTables, lease delivery.Lease, e eventExprs) *statement {
-	window := "CAST(g.window_us AS SIGNED)"
-	leased := "(g.lease = 1 AND g.blocked = '' AND (" + window + " = 0 OR " + e.date + " >= c.now - INTERVAL " + window + " MICROSECOND))"
+// insertSQL is the head of a statement that inserts the deliveries of the list g. The event's columns are e, the time is c.now;
+// leased says which of them are created leased.
+func (s *Store) insertSQL(b *statement, o *ourTables, lease delivery.Lease, e eventExprs, leased string) *statement {
 	b.add("INSERT INTO " + s.names.deliveries + " (" + deliveryColumns + ")\nSELECT " + strings.Join([]string{
 		o.id.from("g.id"), o.eventID.from("g.event_id"), "g.handler", e.namespace, o.actionID.from("g.action_id"), e.actionName,
 		e.actionParams, e.started, e.completed, e.modelID, e.modelType, e.typ, e.payload, e.raw, e.date, e.trace, e.headers,
@@ -72,26 +67,45 @@ func union(b *statement, named string, rows [][]any) *statement {
 	return b
 }
 
-// insert inserts the deliveries from the events' rows, whose payloads do not leave the database.
-func (f *fanning) insert(ctx context.Context, q querier, t *eventTable, o *ourTables, srv *server, goals []goal, found map[int]found) error {
+// insert inserts the deliveries from the events' rows, whose payloads do not leave the database. It says whether every
+// one of them is new.
+func (f *fanning) insert(ctx context.Context, q querier, t *eventTable, o *ourTables, srv *server, goals []goal, found map[int]found) (all bool, err error) {
 	e := t.exprs()
-	values := func(g goal) []any { return f.b.targetArgs(g, found[g.event].ActionID) }
+	values := func(g goal) []any {
+		row := found[g.event]
+		return f.b.targetArgs(g, row.leased(f.b.target(g)), row.ActionID)
+	}
+	all = true
 	for part := range chunks(goals, srv.packet, func(g goal) int { return sizeOf(values(g)) }) {
 		rows := make([][]any, len(part))
 		for i, g := range part {
 			rows[i] = values(g)
 		}
-		b := f.insertSQL(&statement{}, o, f.b.Lease, e)
+		b := f.insertSQL(&statement{}, o, f.b.Lease, e, "g.lease = 1")
 		union(b, targetSQL, rows).add(") AS g\nSTRAIGHT_JOIN " + t.from + " AS t" + t.force +
 			" ON " + t.ref(t.Columns.ID) + " = " + t.key().from("g.k"))
 		if t.alike() {
 			b.add(" AND " + bytesOf(t.text(t.Columns.ID)) + " = " + bytesOf("g.k"))
 		}
-		if err := b.add(f.onDuplicate()).exec(ctx, q); err != nil {
-			return err
+		added, err := f.insertNew(ctx, q, b)
+		if err != nil {
+			return false, err
 		}
+		all = all && added == int64(len(part))
 	}
-	return nil
+	return all, nil
+}
+
+// insertNew inserts deliveries that are new as a rule, and counts them; 0 stands for any number when one was there before. That
+// takes a second statement, because the count of the first kind only is to be trusted: with ON DUPLICATE KEY, a row
+// that was there may count as none, one or two, by the settings of the connection and the triggers of the table.
+func (s *Store) insertNew(ctx context.Context, q querier, b *statement) (added int64, err error) {
+	added, err = b.affecting(ctx, q)
+	if !is(err, numDuplicate) {
+		return added, err
+	}
+	// The server has undone the statement, and no more than that.
+	return 0, b.add(s.onDuplicate()).exec(ctx, q)
 }
 
 // exprs are the columns of a delivery as the row t of the event table has them (A47).
@@ -143,6 +157,12 @@ func imageExprs(c column, mariaDB bool) eventExprs {
 	}
 }
 
+// young says in SQL what found.leased says, for events that are read from nowhere else.
+func young(date string) string {
+	window := "CAST(g.window_us AS SIGNED)"
+	return "(g.lease = 1 AND g.blocked = '' AND (" + window + " = 0 OR " + date + " >= c.now - INTERVAL " + window + " MICROSECOND))"
+}
+
 // images makes the deliveries of events whose rows are gone, from the log's image. One that has
 // deliveries was fanned out before, and its row deleted since. What the workers get is read back: the database
 // may print a document in another form than the log.
@@ -182,13 +202,13 @@ func (f *fanning) insertImages(ctx context.Context, q querier, t *eventTable, o 
 	e := imageExprs(payload, t.mariaDB)
 	var all []goal
 	for part := range chunks(events, srv.packet, func(n int) int {
-		return sizeOf(f.b.imageArgs(n, payload)) + len(f.b.fan(n).Targets)*sizeOf(f.b.targetArgs(goal{n, 0}, f.b.event(n).ActionID))
+		return sizeOf(f.b.imageArgs(n, payload)) + len(f.b.fan(n).Targets)*sizeOf(f.b.targetArgs(goal{n, 0}, true, f.b.event(n).ActionID))
 	}) {
 		var targets, images [][]any
 		goals := f.b.goals(part)
 		all = append(all, goals...)
 		for _, g := range goals {
-			targets = append(targets, f.b.targetArgs(g, f.b.event(g.event).ActionID))
+			targets = append(targets, f.b.targetArgs(g, f.b.target(g).Lease, f.b.event(g.event).ActionID))
 		}
 		for _, n := range part {
 			values := f.b.imageArgs(n, payload)
@@ -197,7 +217,7 @@ func (f *fanning) insertImages(ctx context.Context, q querier, t *eventTable, o 
 			}
 			images = append(images, values)
 		}
-		b := f.insertSQL(&statement{}, o, f.b.Lease, e)
+		b := f.insertSQL(&statement{}, o, f.b.Lease, e, young(e.date))
 		union(b, targetSQL, targets).add(") AS g\nSTRAIGHT_JOIN (")
 		union(b, imageSQL, images).add(") AS i ON i.n = g.n" + f.onDuplicate())
 		if err := b.exec(ctx, q); err != nil {

@@ -78,7 +78,7 @@ func (s *Store) quarantine(ctx context.Context, fan delivery.Fan, e event.Event,
 	return s.withTable(ctx, func(t *eventTable, o *ourTables) error {
 		return s.change(ctx, func(q querier) error {
 			if marked && t.Mark.Kind != schema.MarkNone {
-				if err := s.setMark(ctx, q, t, []string{cmp.Or(e.Key, e.ID)}, t.Mark.Done); err != nil {
+				if _, err := s.setMark(ctx, q, t, []string{cmp.Or(e.Key, e.ID)}, t.Mark.Done); err != nil {
 					return err
 				}
 			}

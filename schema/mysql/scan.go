@@ -137,13 +137,18 @@ func (t *eventTable) eventValues() string {
 }
 
 // scanEvent reads a row as schema.Decoder reads the same row of the log.
-func (t *eventTable) scanEvent(rows *sql.Rows) (r eventRow, err error) {
+func (t *eventTable) scanEvent(rows *sql.Rows) (eventRow, error) { return t.scanEventAnd(rows) }
+
+// scanEventAnd reads more columns after those of the event.
+func (t *eventTable) scanEventAnd(rows *sql.Rows, more ...any) (r eventRow, err error) {
 	var key, action string
 	var params, payload, headers []byte
 	e := &r.Event
-	err = rows.Scan(&r.pending, textTarget{&key}, textTarget{&e.Namespace}, textTarget{&action}, textTarget{&e.ActionName}, &params,
+	err = rows.Scan(append([]any{
+		&r.pending, textTarget{&key}, textTarget{&e.Namespace}, textTarget{&action}, textTarget{&e.ActionName}, &params,
 		dateTarget{&e.StartedDate}, dateTarget{&e.CompletionDate}, textTarget{&e.ModelID}, textTarget{&e.ModelType}, textTarget{&e.Type},
-		&payload, dateTarget{&e.Date}, textTarget{&e.Traceparent}, &headers)
+		&payload, dateTarget{&e.Date}, textTarget{&e.Traceparent}, &headers,
+	}, more...)...)
 	e.ActionParams, e.Payload, e.Headers = params, payload, headers
 	var derived bool
 	if e.ID, derived = schema.EventID(t.QualifiedName(), key); derived {

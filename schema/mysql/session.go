@@ -22,6 +22,7 @@ func PoolConfig(cfg *driver.Config) {
 	cfg.InterpolateParams = true
 	cfg.ParseTime = false
 	cfg.MaxAllowedPacket = 0
+	cfg.ClientFoundRows = false // rows that an update leaves as they were are not counted
 }
 
 // server is what a [Store] knows about the server.
@@ -236,6 +237,15 @@ func (b *statement) list(values []any) *statement {
 func (b *statement) exec(ctx context.Context, q querier) error {
 	_, err := q.ExecContext(ctx, b.sql.String(), b.args...)
 	return err
+}
+
+// affecting is exec, and says how many rows the statement has changed.
+func (b *statement) affecting(ctx context.Context, q querier) (int64, error) {
+	result, err := q.ExecContext(ctx, b.sql.String(), b.args...)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
 }
 
 func query[T any](ctx context.Context, q querier, b *statement, scan func(*sql.Rows) (T, error)) ([]T, error) {
