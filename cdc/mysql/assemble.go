@@ -38,6 +38,10 @@ type assembler struct {
 	certain []string
 
 	layouts map[Table]*layout
+	// These keep the room that rows are decoded in.
+	reader    rowReader
+	decoded   []sizedRecord
+	signature []byte
 
 	// end is where the last transaction ended, endText its text once it was asked for.
 	end     place
@@ -191,7 +195,7 @@ func (a *assembler) event(e logEvent) error {
 	case *replication.XIDEvent:
 		return a.finish(e.Header, true)
 	case *replication.TableMapEvent:
-		if _, ours := find(a.tables, tableOf(ev), a.fold); ours {
+		if _, ours := findMapped(a.tables, ev, a.fold); ours {
 			a.group.mapped = true
 		}
 	case *replication.RowsEvent:

@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,6 +40,7 @@ type script struct {
 	out   []string
 	warns []string
 	inner []*replication.BinlogEvent
+	kept  keptRows
 	depth bool
 	ended error
 	// begun are the lines of the open group, from what they began at, and again counts the groups that
@@ -208,15 +210,17 @@ func (s *script) rows(verb string, words []string) {
 	}
 	s.event(replication.TABLE_MAP_EVENT, 0, m)
 	e := &replication.RowsEvent{Table: m, ColumnCount: 1, ColumnBitmap1: []byte{0xff}, Flags: replication.RowsEventStmtEndFlag}
+	var data []byte
 	for _, id := range words[1:] {
-		e.Rows = append(e.Rows, []any{int64(number(s.t, id))})
+		data = binary.LittleEndian.AppendUint64(append(data, 0), uint64(number(s.t, id)))
 	}
 	switch fault {
 	case "part":
 		e.ColumnBitmap1 = []byte{0xfe}
 	case "bad":
-		e.Rows = [][]any{{struct{}{}}}
+		data = []byte{0, 1}
 	}
+	s.kept = append(s.kept, rawRows{event: e, data: data})
 	kind := replication.WRITE_ROWS_EVENTv2
 	if verb == "update" {
 		kind = replication.UPDATE_ROWS_EVENTv2
@@ -234,7 +238,7 @@ func (s *script) event(kind replication.EventType, flags uint16, e replication.E
 		s.inner = append(s.inner, b)
 		return
 	}
-	s.ended = s.a.take(logEvent{BinlogEvent: b})
+	s.ended = s.a.take(logEvent{b, &s.kept})
 }
 
 func startGTID(t rapid.TB) place { return parsed(t, "mysql-gtid:"+sid+":1-5") }

@@ -1,7 +1,6 @@
 package mysql
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -57,25 +56,23 @@ type layout struct {
 type kind int
 
 const (
-	asIs    kind = iota // text, numbers, times: as the library gives them
+	asIs    kind = iota // as its type says
 	fixed               // BINARY(n): trailing zeros are not in the log
 	asUUID              // MariaDB's UUID, and BINARY(16), which is one
 	asINET4             // MariaDB's INET4
 	asINET6             // MariaDB's INET6
-	asEnum              // one of names
-	asSet               // some of names
-	asBits              // BIT(n): bytes, highest first
-	asYear
-	asJSON // MySQL's JSON
 )
 
 type column struct {
 	name     string
 	typ      byte // of the log
+	meta     uint16
 	kind     kind
-	width    int // bytes: fixed, asBits
 	unsigned bool
-	names    []string
+	names    []string // of an ENUM or a SET
+	width    int      // bytes that a value has at least, or unreadable
+	prefix   int      // bytes of them that hold the size of what follows
+	padded   int      // bytes of a CHAR or BINARY of its full length
 }
 
 // typeBase keeps the type numbers of MySQL apart from those of other databases in
@@ -100,7 +97,7 @@ func newLayout(table Table, m *replication.TableMapEvent, d definition) (*layout
 	l := &layout{
 		relation:  &cdc.Relation{Schema: table.Schema, Table: table.Name, Columns: make([]cdc.Column, count)},
 		columns:   make([]column, count),
-		signature: signature(m),
+		signature: appendSignature(nil, m),
 		named:     len(m.ColumnName) == count,
 	}
 	if !l.named {
@@ -108,10 +105,10 @@ func newLayout(table Table, m *replication.TableMapEvent, d definition) (*layout
 			return nil, err
 		}
 	}
-	collations := m.CollationMap()
+	collations, unsigned := m.CollationMap(), m.UnsignedMap()
 	enums, sets := m.EnumStrValueMap(), m.SetStrValueMap()
 	for i := range l.columns {
-		c := column{typ: realType(m, i)}
+		c := column{typ: realType(m, i), meta: m.ColumnMeta[i]}
 		var defined *definedColumn
 		if l.named {
 			c.name = string(m.ColumnName[i])
@@ -123,8 +120,11 @@ func newLayout(table Table, m *replication.TableMapEvent, d definition) (*layout
 			c.name, defined = d[i].name, &d[i]
 		}
 		collation, charset := collations[i]
-		if err := c.resolve(m.ColumnMeta[i], defined, charset && collation == collationBinary, charset); err != nil {
+		if err := c.resolve(defined, charset && collation == collationBinary, charset); err != nil {
 			return nil, err
+		}
+		if logged, known := unsigned[i]; known {
+			c.unsigned = logged
 		}
 		if names, ok := enums[i]; ok {
 			c.names = names
@@ -132,7 +132,7 @@ func newLayout(table Table, m *replication.TableMapEvent, d definition) (*layout
 		if names, ok := sets[i]; ok {
 			c.names = names
 		}
-		if (c.kind == asEnum || c.kind == asSet) && c.names == nil {
+		if (c.typ == gomysql.MYSQL_TYPE_ENUM || c.typ == gomysql.MYSQL_TYPE_SET) && c.names == nil {
 			return nil, &errColumns{fmt.Sprintf("the names of column %q are not known", c.name)}
 		}
 		l.columns[i] = c
@@ -142,29 +142,18 @@ func newLayout(table Table, m *replication.TableMapEvent, d definition) (*layout
 }
 
 // resolve finds how the column's values are read. isBinary counts if charset is true.
-func (c *column) resolve(meta uint16, d *definedColumn, isBinary, charset bool) error {
+func (c *column) resolve(d *definedColumn, isBinary, charset bool) error {
 	if d != nil {
 		c.unsigned = d.unsigned()
 	}
+	c.measure()
 	switch c.typ {
 	case gomysql.MYSQL_TYPE_STRING:
-		c.width = stringWidth(meta)
 		return c.resolveString(d, isBinary, charset)
 	case gomysql.MYSQL_TYPE_ENUM, gomysql.MYSQL_TYPE_SET:
-		c.kind = asEnum
-		if c.typ == gomysql.MYSQL_TYPE_SET {
-			c.kind = asSet
-		}
 		if d != nil {
 			c.names = quotedNames(d.fullType)
 		}
-	case gomysql.MYSQL_TYPE_BIT:
-		bits := int(meta>>8)*8 + int(meta&0xff)
-		c.kind, c.width = asBits, (bits+7)/8
-	case gomysql.MYSQL_TYPE_YEAR:
-		c.kind = asYear
-	case gomysql.MYSQL_TYPE_JSON:
-		c.kind = asJSON
 	case typeBlobCompressed, typeVarcharCompressed:
 		return &errColumns{fmt.Sprintf("column %q is COMPRESSED, which cannot be read from the binlog", c.name)}
 	}
@@ -175,13 +164,13 @@ func (c *column) resolveString(d *definedColumn, isBinary, charset bool) error {
 	if d != nil {
 		switch d.dataType {
 		case "uuid":
-			c.kind = asUUID
+			c.kind, c.padded = asUUID, 16
 			return nil
 		case "inet6":
-			c.kind = asINET6
+			c.kind, c.padded = asINET6, 16
 			return nil
 		case "inet4":
-			c.kind = asINET4
+			c.kind, c.padded = asINET4, 4
 			return nil
 		}
 		if !charset {
@@ -191,7 +180,7 @@ func (c *column) resolveString(d *definedColumn, isBinary, charset bool) error {
 		return &errColumns{fmt.Sprintf("it is not known whether column %q holds text or bytes", c.name)}
 	}
 	switch {
-	case isBinary && c.width == 16:
+	case isBinary && c.padded == 16:
 		c.kind = asUUID
 	case isBinary:
 		c.kind = fixed
@@ -297,9 +286,9 @@ func sameType(d *definedColumn, t byte) bool {
 	return t == gomysql.MYSQL_TYPE_GEOMETRY // point, polygon …
 }
 
-// signature is everything of a table map that a layout depends on.
-func signature(m *replication.TableMapEvent) []byte {
-	s := binary.AppendUvarint(nil, m.ColumnCount)
+// appendSignature adds everything of a table map that a layout depends on.
+func appendSignature(s []byte, m *replication.TableMapEvent) []byte {
+	s = binary.AppendUvarint(s, m.ColumnCount)
 	s = append(s, m.ColumnType...)
 	for _, meta := range m.ColumnMeta {
 		s = binary.LittleEndian.AppendUint16(s, meta)
@@ -311,16 +300,19 @@ func signature(m *replication.TableMapEvent) []byte {
 		s = binary.AppendUvarint(s, uint64(len(name)))
 		s = append(s, name...)
 	}
-	for _, list := range [][]uint64{m.DefaultCharset, m.ColumnCharset} {
+	for _, list := range [...][]uint64{m.DefaultCharset, m.ColumnCharset} {
 		s = append(s, 0)
 		for _, collation := range list {
 			s = binary.AppendUvarint(s, collation)
 		}
 	}
-	for _, list := range [][][][]byte{m.EnumStrValue, m.SetStrValue} {
+	for _, list := range [...][][][]byte{m.EnumStrValue, m.SetStrValue} {
 		s = append(s, 0)
 		for _, values := range list {
-			s = append(s, bytes.Join(values, []byte{0})...)
+			s = binary.AppendUvarint(s, uint64(len(values)))
+			for _, value := range values {
+				s = append(binary.AppendUvarint(s, uint64(len(value))), value...)
+			}
 		}
 	}
 	return s

@@ -109,7 +109,6 @@ func (s *Source) newLog(cfg *driver.Config, f facts) *logConn {
 		Host: host, Port: uint16(port), User: cfg.User, Password: cfg.Passwd,
 		Localhost: s.cfg.Instance, TLSConfig: secure, Dialer: c.dialer.dial,
 		HeartbeatPeriod: s.cfg.Heartbeat, ReadTimeout: s.cfg.ReadTimeout,
-		TimestampStringLocation: time.UTC, RenderJSONAsMySQLText: true,
 		DisableRetrySync: true, DiscardGTIDSet: true, EventCacheCount: 1,
 		PayloadDecoderConcurrency: 1,
 		RowsEventDecodeFunc:       c.filter.filter,

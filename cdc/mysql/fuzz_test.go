@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	gomysql "github.com/go-mysql-org/go-mysql/mysql"
+	"github.com/go-mysql-org/go-mysql/replication"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/fuzzcorpus"
@@ -86,23 +86,38 @@ func FuzzPosition(f *testing.F) {
 	})
 }
 
-// FuzzJSONSpaces spaces a JSON text as the server does: it stays the same document, and what is
-// not JSON neither panics nor grows beyond twice its size.
-func FuzzJSONSpaces(f *testing.F) {
-	f.Fuzz(func(t *testing.T, text string) {
-		got := spaced(text)
-		if len(got) > 2*len(text) {
-			t.Fatalf("%d bytes became %d", len(text), len(got))
+// FuzzJSON reads a document as the server stores it: what is no such document is refused, and what is read is JSON
+// of bounded size.
+func FuzzJSON(f *testing.F) {
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		before := []byte("before")
+		text, ok := appendJSON(before, doc)
+		if len(text) > len(before)+(jsonGrowth+8)*len(doc)+128 || !bytes.HasPrefix(text, before) {
+			t.Fatalf("%d bytes became %d", len(doc), len(text))
 		}
-		if !json.Valid([]byte(text)) || !utf8.ValidString(text) {
+		// Texts of intact documents are UTF-8.
+		if text = text[len(before):]; ok && !json.Valid(bytes.ToValidUTF8(text, nil)) {
+			t.Fatalf("%x became %s", doc, text)
+		}
+	})
+}
+
+// FuzzValue reads a value of any type. It takes no more than there is, and keeps what stands before it.
+func FuzzValue(f *testing.F) {
+	f.Fuzz(func(t *testing.T, typ byte, meta uint16, fullType string, data []byte) {
+		m := &replication.TableMapEvent{ColumnCount: 1, ColumnType: []byte{typ}, ColumnMeta: []uint16{meta}, NullBitmap: []byte{0}, ColumnName: [][]byte{{'c'}}}
+		dataType, _, _ := strings.Cut(fullType, "(")
+		l, err := newLayout(Table{"app", "events"}, m, definition{{name: "c", dataType: dataType, fullType: fullType}})
+		if err != nil {
 			return
 		}
-		var was, is bytes.Buffer
-		if err := json.Compact(&was, []byte(text)); err != nil {
-			t.Fatal(err)
+		before := []byte("before")
+		text, n, ok := l.columns[0].append(before, data)
+		if ok && (n <= 0 || n > len(data)) || !bytes.HasPrefix(text, before) || len(text) > 4096+(jsonGrowth+8)*len(data) {
+			t.Fatalf("took %d of %d bytes, %v, and made %d", n, len(data), ok, len(text))
 		}
-		if err := json.Compact(&is, got); err != nil || was.String() != is.String() {
-			t.Fatalf("%s became %s (%v)", text, got, err)
+		if _, _, took := new(rowReader).record(l, append([]byte{0}, data...)); (took > 0) != ok || ok && took != 1+n {
+			t.Fatalf("the row took %d bytes, and the value %d, %v", took, n, ok)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -16,11 +17,11 @@ func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
 	if ev.Flags&replication.RowsEventStmtEndFlag != 0 {
 		defer func() { a.group.mapped = false }()
 	}
-	table, registered := find(a.tables, tableOf(ev.Table), a.fold)
+	table, registered := findMapped(a.tables, ev.Table, a.fold)
 	switch {
 	case registered && isInsert(e.Header.EventType):
-	case registered, a.isOwn(table):
-		delete(e.rows, ev) // marks of fanned-out events are updates of the event table
+	case registered, a.isOwn(ev.Table):
+		// Marks of fanned-out events are updates of the event table.
 		g.ownWrites = true
 		a.counts.own++
 		return nil
@@ -32,41 +33,68 @@ func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
 	g.ours = true
 	if !g.open {
 		// Nobody knows whose they are, or whether they stay.
-		delete(e.rows, ev)
 		a.damage(gapDecode, fmt.Sprintf("rows of %s came outside of a transaction", table))
 		return nil
 	}
 	if g.prepared || g.dropped {
-		delete(e.rows, ev)
 		return nil
 	}
 	if !complete(ev) {
-		delete(e.rows, ev)
 		return a.leaveToPoller(sweepRowImage, table, "a row came without all of its columns; binlog_row_image is not FULL in some session")
 	}
 	l, err := a.layout(table, ev.Table)
 	if columns := new(errColumns); errors.As(err, &columns) {
-		delete(e.rows, ev)
 		return a.leaveToPoller(sweepColumns, table, columns.why+"; set binlog_row_metadata to FULL")
 	}
 	if err != nil {
 		return err
 	}
-	if err := e.decode(ev); err != nil {
+	records, ok := a.decode(e, ev, l)
+	if !ok {
 		return a.undecodable(table)
 	}
-	return a.collect(table, l, ev)
+	return a.collect(table, records)
 }
 
-// collect takes the decoded rows of one event, and lets go of each part that is full.
-func (a *assembler) collect(table Table, l *layout, ev *replication.RowsEvent) error {
-	g := &a.group
-	for i := range ev.Rows {
-		record, size, err := l.record(ev.Rows[i])
-		if err != nil {
-			return a.undecodable(table)
+// decode makes records of the rows of one event, which is no larger than a few rows.
+func (a *assembler) decode(e logEvent, ev *replication.RowsEvent, l *layout) ([]sizedRecord, bool) {
+	raw, ok := e.rows.take(ev)
+	if !ok || int(ev.ColumnCount) != len(l.columns) {
+		return nil, false
+	}
+	data, err := raw.unpacked(e.Header.EventType == replication.MARIADB_WRITE_ROWS_COMPRESSED_EVENT_V1)
+	if err != nil {
+		return nil, false
+	}
+	records := a.decoded[:0]
+	for len(data) > 0 {
+		record, size, n := a.reader.record(l, data)
+		if n == 0 {
+			clear(records)
+			return nil, false
 		}
-		ev.Rows[i] = nil // the packet is as large as all rows of its event
+		records, data = append(records, sizedRecord{record, size}), data[n:]
+	}
+	if len(records) <= mostDecoded {
+		a.decoded = records
+	}
+	return records, true
+}
+
+// mostDecoded is how many records of one event room is kept for.
+const mostDecoded = 4096
+
+// sizedRecord is a record with the size of its values.
+type sizedRecord struct {
+	cdc.Record
+	size int
+}
+
+// collect takes the records of one event, and lets go of each part that is full.
+func (a *assembler) collect(table Table, records []sizedRecord) error {
+	defer clear(records)
+	g := &a.group
+	for _, record := range records {
 		if len(g.records) >= a.limits.records || g.bytes >= a.limits.bytes {
 			if err := a.full(table); err != nil {
 				return err
@@ -75,8 +103,8 @@ func (a *assembler) collect(table Table, l *layout, ev *replication.RowsEvent) e
 				return nil
 			}
 		}
-		g.records = append(g.records, record)
-		g.bytes += size
+		g.records = append(g.records, record.Record)
+		g.bytes += record.size
 	}
 	return nil
 }
@@ -127,7 +155,8 @@ func (a *assembler) damage(reason, sentence string) {
 
 // layout returns how rows of a table map are read.
 func (a *assembler) layout(table Table, m *replication.TableMapEvent) (*layout, error) {
-	if l := a.layouts[table]; l != nil && string(l.signature) == string(signature(m)) {
+	a.signature = appendSignature(a.signature[:0], m)
+	if l := a.layouts[table]; l != nil && bytes.Equal(l.signature, a.signature) {
 		return l, nil
 	}
 	d, err := a.lookUp(table)
@@ -142,11 +171,14 @@ func (a *assembler) layout(table Table, m *replication.TableMapEvent) (*layout, 
 	return l, nil
 }
 
-func (a *assembler) isOwn(t Table) bool {
-	if _, ok := find(a.own, t, a.fold); ok {
+func (a *assembler) isOwn(m *replication.TableMapEvent) bool {
+	if _, ok := findMapped(a.own, m, a.fold); ok {
 		return true
 	}
-	_, ok := find(a.own, Table{Schema: t.Schema}, a.fold)
+	if _, ok := a.own[Table{Schema: string(m.Schema)}]; ok || !a.fold {
+		return ok
+	}
+	_, ok := find(a.own, Table{Schema: string(m.Schema)}, true)
 	return ok
 }
 

@@ -50,9 +50,54 @@ var valueColumns = []struct{ name, typ, value string }{
 	{"c_enum", "enum('it''s','two')", "'it''s'"},
 	{"c_set", "set('a','b','c')", "'a,c'"},
 	{"c_bit", "bit(12)", "b'101000000001'"},
+	{"c_bit1", "bit(1)", "b'1'"},
+	{"c_bit64", "bit(64)", "X'8000000000000001'"},
+	{"c_double7", "double", "1234567.5"},
+	{"c_double_5", "double", "-1.5e-5"},
+	{"c_double14", "double", "123456789012345"},
+	{"c_double15", "double", "1e15"},
+	{"c_double16", "double", "1234567890123456.75"},
+	{"c_double300", "double", "-1e-300"},
+	{"c_double0", "double", "0"},
+	{"c_float6", "float", "123456"},
+	{"c_float20", "float", "-1e20"},
+	{"c_time0", "time", "'-838:59:59'"},
+	{"c_time1", "time(1)", "'-00:00:00.5'"},
+	{"c_time2", "time(2)", "'-00:00:59.01'"},
+	{"c_time4", "time(4)", "'123:00:00.0001'"},
+	{"c_time6", "time(6)", "'10:11:12'"},
+	{"c_time6n", "time(6)", "'-10:11:12.000001'"},
+	{"c_timez", "time(6)", "'00:00:00'"},
+	{"c_dt1", "datetime(1)", "'2026-12-01 03:57:49.5'"},
+	{"c_dt4", "datetime(4)", "'0001-01-01 00:00:00.0123'"},
+	{"c_ts0", "timestamp NULL", "'1970-01-01 00:00:01'"},
+	{"c_tsz", "timestamp(2) NULL", "'0000-00-00 00:00:00'"},
+	{"c_tinys", "tinyint", "-1"},
+	{"c_mediums", "mediumint", "-8388608"},
+	{"c_ints", "int", "-2147483648"},
+	{"c_intu", "int unsigned", "2147483648"},
+	{"c_dec65", "decimal(65,30)", "-12345678901234567890123456789012345.000000000000000000000000000001"},
+	{"c_dec5", "decimal(5,5)", "0.01234"},
+	{"c_dec9", "decimal(9,0)", "999999999"},
+	{"c_dec10", "decimal(10,9)", "-1.000000001"},
+	{"c_dec18", "decimal(18,9)", "1.5"},
+	{"c_dec0", "decimal(10,2)", "0"},
+	{"c_vc300", "varchar(300)", "REPEAT('é', 300)"},
+	{"c_vc255", "varchar(255) CHARACTER SET ascii", "REPEAT('x', 255)"},
+	{"c_char100", "char(100) CHARACTER SET utf8mb4", "REPEAT('😀', 100)"},
+	{"c_bin200", "binary(200)", "X'01'"},
+	{"c_tinyblob", "tinyblob", "REPEAT(X'00', 255)"},
+	{"c_mediumtext", "mediumtext", "REPEAT('m', 70000)"},
+	{"c_longblob", "longblob", "''"},
+	{"c_set10", "set('1','2','3','4','5','6','7','8','9','ten')", "'2,9,ten'"},
+	{"c_set0", "set('a')", "''"},
+	{"c_enum0", "enum('a')", "'no such'"},
+	{"c_year0", "year", "0"},
+	{"c_point", "point", "ST_GeomFromText('POINT(1 2)')"},
 }
 
-// Each value comes as a SELECT prints it, except that a binary(16) is a UUID, and that a number is filled with no zeros
+// Each value comes as a SELECT prints it, except that a binary(16) is a UUID, that a number is filled with no zeros, and
+// that a float has all of its digits, where the server rounds to six
 // (mysql-cdc.md tests 34, 35 and 40).
 func TestM34_M35_M40_ValuesAreThoseOfASelect(t *testing.T) {
 	for _, metadata := range []string{"FULL", "MINIMAL"} {
@@ -113,6 +158,8 @@ func testValues(t *testing.T, kind testdb.Kind, own *ownServer) {
 		for _, c := range columns {
 			expression := c.name
 			switch c.typ {
+			case "double", "float", "year":
+				expression = "CONCAT(" + c.name + ")" // the driver makes numbers of them
 			case "int(6) zerofill":
 				expression = "CAST(CAST(" + c.name + " AS UNSIGNED) AS CHAR)"
 			case "binary(16)":

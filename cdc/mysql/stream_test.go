@@ -31,7 +31,6 @@ func replay(t testing.TB, data []byte, mariaDB bool) (out []cdc.Transaction, end
 	} else {
 		at = parsed(t, "mysql-gtid:")
 	}
-	parser.SetRenderJSONAsMySQLText(true)
 	parser.SetPayloadDecoderConcurrency(1)
 	filter := rowsFilter{tables: map[Table]struct{}{{"app", "events"}: {}}}
 	parser.SetRowsEventDecodeFunc(filter.filter)
