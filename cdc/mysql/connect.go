@@ -87,7 +87,7 @@ func (s *Source) newLog(cfg *driver.Config, f facts) *logConn {
 		failed: make(chan error, 1),
 		done:   make(chan struct{}),
 		filter: rowsFilter{tables: tableSet(s.cfg.Tables), fold: f.fold},
-		dialer: &cutDialer{lastByte: &s.status.lastByte, timeout: s.cfg.ConnectTimeout},
+		dialer: &cutDialer{lastByte: &s.status.lastByte, timeout: s.cfg.ConnectTimeout, patience: s.cfg.ReadTimeout},
 	}
 	host, port := cfg.Addr, 0
 	if cfg.Net == "tcp" {
@@ -108,7 +108,7 @@ func (s *Source) newLog(cfg *driver.Config, f facts) *logConn {
 		ServerID: s.cfg.ServerID, Flavor: flavor,
 		Host: host, Port: uint16(port), User: cfg.User, Password: cfg.Passwd,
 		Localhost: s.cfg.Instance, TLSConfig: secure, Dialer: c.dialer.dial,
-		HeartbeatPeriod: s.cfg.Heartbeat, ReadTimeout: s.cfg.ReadTimeout,
+		HeartbeatPeriod:  s.cfg.Heartbeat, // and no ReadTimeout, which it would renew several times for each event
 		DisableRetrySync: true, DiscardGTIDSet: true, EventCacheCount: 1,
 		PayloadDecoderConcurrency: 1,
 		RowsEventDecodeFunc:       c.filter.filter,
@@ -183,7 +183,8 @@ func (c *logConn) silent() bool { return c.dialer.timedOut.Load() }
 // cutDialer makes the library's connections, and can end them at any time.
 type cutDialer struct {
 	lastByte *atomic.Int64 // Unix nanoseconds
-	timeout  time.Duration
+	timeout  time.Duration // of dialing
+	patience time.Duration // of each read; up to a tenth more
 	timedOut atomic.Bool
 
 	mu     sync.Mutex
@@ -214,7 +215,7 @@ func (d *cutDialer) dial(ctx context.Context, network, addr string) (net.Conn, e
 		return nil, errCut
 	}
 	d.conn = conn
-	return wire{Conn: conn, d: d}, nil
+	return &wire{Conn: conn, d: d}, nil
 }
 
 // cut makes every read and write fail at once. It does not close the socket: the library,
@@ -254,18 +255,26 @@ func (d *cutDialer) deadline(set func(time.Time) error, at time.Time) error {
 
 var longAgo = time.Unix(1, 0)
 
-// wire notes when the connection last brought a byte, and whether it was waited for in
-// vain.
+// wire gives each read its time, and notes when the connection last brought a byte, and whether it
+// was waited for in vain.
 type wire struct {
 	net.Conn
-	d *cutDialer
+	d     *cutDialer
+	until time.Time // when a read fails. Only reads use it.
 }
 
-func (w wire) SetDeadline(at time.Time) error      { return w.d.deadline(w.Conn.SetDeadline, at) }
-func (w wire) SetReadDeadline(at time.Time) error  { return w.d.deadline(w.Conn.SetReadDeadline, at) }
-func (w wire) SetWriteDeadline(at time.Time) error { return w.d.deadline(w.Conn.SetWriteDeadline, at) }
+func (w *wire) SetDeadline(at time.Time) error      { return w.d.deadline(w.Conn.SetDeadline, at) }
+func (w *wire) SetReadDeadline(at time.Time) error  { return w.d.deadline(w.Conn.SetReadDeadline, at) }
+func (w *wire) SetWriteDeadline(at time.Time) error { return w.d.deadline(w.Conn.SetWriteDeadline, at) }
 
-func (w wire) Read(p []byte) (int, error) {
+func (w *wire) Read(p []byte) (int, error) {
+	// Timers are dear: one that has enough time left is kept.
+	if now := time.Now(); w.d.patience > 0 && w.until.Sub(now) < w.d.patience {
+		w.until = now.Add(w.d.patience + w.d.patience/10)
+		if err := w.SetReadDeadline(w.until); err != nil {
+			return 0, err
+		}
+	}
 	n, err := w.Conn.Read(p)
 	if n > 0 {
 		w.d.lastByte.Store(time.Now().UnixNano())

@@ -3,8 +3,11 @@ package mysql
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
@@ -196,6 +199,53 @@ func TestM44_Large(t *testing.T) {
 		}
 		if got := cdctest.Text(r.Record("0"), "payload"); got != strings.Repeat("x", 100) {
 			t.Errorf("payload %q", got)
+		}
+	})
+}
+
+// A read fails after its time and at most a tenth more, however many came before it, and at once when the connection is
+// cut.
+func TestReadsHaveTheirTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		defer there.Close()
+		const patience = 10 * time.Second
+		d := &cutDialer{lastByte: new(atomic.Int64), patience: patience, conn: here}
+		w := &wire{Conn: here, d: d}
+		read := func() (time.Duration, error) {
+			began := time.Now()
+			_, err := w.Read(make([]byte, 10))
+			return time.Since(began), err
+		}
+		go func() {
+			for i := range 100 {
+				<-time.After(time.Duration(i) * patience / 100)
+				if _, err := there.Write([]byte("x")); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+		for i := range 100 {
+			if after, err := read(); err != nil {
+				t.Fatalf("read %d: %v after %s", i, err, after)
+			}
+		}
+		if after, err := read(); err == nil || after < patience || after > patience*11/10 || !d.timedOut.Load() {
+			t.Errorf("a read of nothing ended after %s with %v", after, err)
+		}
+		w.until = time.Time{}
+		go func() {
+			<-time.After(time.Second)
+			d.cut()
+		}()
+		if after, err := read(); err == nil || after != time.Second {
+			t.Errorf("a read that was cut ended after %s with %v", after, err)
+		}
+		for range 2 {
+			if after, err := read(); err == nil || after != 0 {
+				t.Errorf("a read after that took %s and ended with %v", after, err)
+			}
+			w.until = time.Time{}
 		}
 	})
 }
