@@ -220,7 +220,7 @@ func (s *script) rows(verb string, words []string) {
 	case "bad":
 		data = []byte{0, 1}
 	}
-	s.kept = append(s.kept, rawRows{event: e, data: data})
+	s.kept.list = append(s.kept.list, rawRows{event: e, data: data})
 	kind := replication.WRITE_ROWS_EVENTv2
 	if verb == "update" {
 		kind = replication.UPDATE_ROWS_EVENTv2

@@ -62,7 +62,8 @@ func BenchmarkEvents(b *testing.B) {
 				parser.SetFlavor(gomysql.MariaDBFlavor)
 				at = parsed(b, "mariadb-gtid:")
 			}
-			filter := rowsFilter{tables: map[Table]struct{}{{db.Name(), "events"}: {}}}
+			batch := new(logBatch)
+			filter := rowsFilter{tables: map[Table]struct{}{{db.Name(), "events"}: {}}, kept: &batch.rows}
 			parser.SetRowsEventDecodeFunc(filter.filter)
 			a := newAssembler(Config{Tables: []Table{{db.Name(), "events"}}, MaxRecords: 1000, MaxBytes: 1 << 20}, at, 1)
 			a.lookUp = func(t Table) (definition, error) { return describe(context.Background(), db.Pool(), t) }
@@ -79,9 +80,10 @@ func BenchmarkEvents(b *testing.B) {
 					if err != nil {
 						b.Fatal(err)
 					}
-					if err := a.take(logEvent{event, filter.take()}); err != nil {
+					if err := a.take(logEvent{event, &batch.rows}); err != nil {
 						b.Fatal(err)
 					}
+					batch.reset()
 				}
 			}
 			if records < b.N {

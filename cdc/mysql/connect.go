@@ -66,11 +66,14 @@ func (s *Source) openSide(ctx context.Context, cfg *driver.Config) (*sql.DB, err
 }
 
 // logConn is one connection that the binlog comes from. One goroutine uses it; the
-// library's own goroutine parses events and waits, for each, until it is taken.
+// library's own goroutine parses events and waits, for each batch, until it is taken.
 type logConn struct {
 	syncer *replication.BinlogSyncer
 	filter rowsFilter
-	events chan logEvent
+	// filling is the batch that the library's goroutine adds to, taken the one before.
+	filling, taken *logBatch
+
+	events chan *logBatch
 	failed chan error
 	done   chan struct{}
 	ended  sync.WaitGroup
@@ -83,12 +86,14 @@ var errCut = errors.New("the connection was closed by this side")
 // it would go on from where it read, and not from what is durable.
 func (s *Source) newLog(cfg *driver.Config, f facts) *logConn {
 	c := &logConn{
-		events: make(chan logEvent),
+		filling: new(logBatch), taken: new(logBatch),
+		events: make(chan *logBatch),
 		failed: make(chan error, 1),
 		done:   make(chan struct{}),
 		filter: rowsFilter{tables: tableSet(s.cfg.Tables), fold: f.fold},
 		dialer: &cutDialer{lastByte: &s.status.lastByte, timeout: s.cfg.ConnectTimeout, patience: s.cfg.ReadTimeout},
 	}
+	c.filter.kept = &c.filling.rows
 	host, port := cfg.Addr, 0
 	if cfg.Net == "tcp" {
 		name, number, err := net.SplitHostPort(cfg.Addr)
@@ -147,23 +152,13 @@ func (c *logConn) start(ctx context.Context, at place) error {
 		return err
 	}
 	c.ended.Go(func() {
-		// Events go to HandleEvent, on the same goroutine that fails: all that came before
-		// the failure has been taken by then.
+		// Events go to HandleEvent, on the same goroutine that fails, and has ended by then. All that came
+		// before the failure is taken before it is told.
 		_, err := streamer.GetEvent(context.Background())
+		_ = c.hand() // fails only if nobody waits for either
 		c.failed <- err
 	})
 	return nil
-}
-
-// HandleEvent implements replication.EventHandler on the library's goroutine. It
-// returns once the event is taken: nothing is queued, so that memory does not grow.
-func (c *logConn) HandleEvent(e *replication.BinlogEvent) error {
-	select {
-	case c.events <- logEvent{e, c.filter.take()}:
-		return nil
-	case <-c.done:
-		return errCut
-	}
 }
 
 // close ends the connection and the library's goroutine. It waits for nothing on the

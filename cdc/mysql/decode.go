@@ -18,7 +18,10 @@ type logEvent struct {
 }
 
 // keptRows are the rows of some events, not decoded, in the order of the events.
-type keptRows []rawRows
+type keptRows struct {
+	list []rawRows
+	next int // before it are those whose turn is over
+}
 
 type rawRows struct {
 	event *replication.RowsEvent
@@ -26,15 +29,12 @@ type rawRows struct {
 	data  []byte
 }
 
-// take removes the rows of an event, and those before it, whose turn is over.
+// take returns the rows of an event, once.
 func (k *keptRows) take(event *replication.RowsEvent) (raw rawRows, ok bool) {
-	if k == nil {
-		return raw, false
-	}
-	for i := range *k {
-		if (*k)[i].event == event {
-			raw = (*k)[i]
-			*k = (*k)[i+1:]
+	for i := k.next; i < len(k.list); i++ {
+		if k.list[i].event == event {
+			raw, k.list[i] = k.list[i], rawRows{}
+			k.next = i + 1
 			return raw, true
 		}
 	}
@@ -65,7 +65,7 @@ func (r rawRows) unpacked(compressed bool) (data []byte, err error) {
 type rowsFilter struct {
 	tables map[Table]struct{}
 	fold   bool
-	kept   keptRows
+	kept   *keptRows
 }
 
 func (f *rowsFilter) filter(e *replication.RowsEvent, data []byte) error {
@@ -74,19 +74,9 @@ func (f *rowsFilter) filter(e *replication.RowsEvent, data []byte) error {
 		return err
 	}
 	if _, ours := findMapped(f.tables, e.Table, f.fold); ours && at <= len(data) {
-		f.kept = append(f.kept, rawRows{e, at, data})
+		f.kept.list = append(f.kept.list, rawRows{e, at, data})
 	}
 	return nil
-}
-
-// take hands over what was kept since the last time.
-func (f *rowsFilter) take() *keptRows {
-	if len(f.kept) == 0 {
-		return nil
-	}
-	kept := f.kept
-	f.kept = nil
-	return &kept
 }
 
 // find returns the name that a table has in a set. fold: capitals do not count.

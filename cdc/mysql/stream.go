@@ -108,9 +108,11 @@ func (st *stream) run(ctx context.Context) error {
 	for {
 		st.timer.Reset(time.Until(st.due()))
 		select {
-		case e := <-st.log.events:
-			if err := st.take(e); err != nil {
-				return err
+		case batch := <-st.log.events:
+			for _, e := range batch.events {
+				if err := st.take(logEvent{e, &batch.rows}); err != nil {
+					return err
+				}
 			}
 		case err := <-st.log.failed:
 			return st.failure(err)

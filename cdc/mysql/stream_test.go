@@ -32,7 +32,8 @@ func replay(t testing.TB, data []byte, mariaDB bool) (out []cdc.Transaction, end
 		at = parsed(t, "mysql-gtid:")
 	}
 	parser.SetPayloadDecoderConcurrency(1)
-	filter := rowsFilter{tables: map[Table]struct{}{{"app", "events"}: {}}}
+	kept := new(keptRows)
+	filter := rowsFilter{tables: map[Table]struct{}{{"app", "events"}: {}}, kept: kept}
 	parser.SetRowsEventDecodeFunc(filter.filter)
 	a := newAssembler(scriptConfig(), at, 1)
 	a.lookUp = func(Table) (definition, error) {
@@ -53,7 +54,7 @@ func replay(t testing.TB, data []byte, mariaDB bool) (out []cdc.Transaction, end
 		if event == nil {
 			continue
 		}
-		if err := a.take(logEvent{event, filter.take()}); err != nil {
+		if err := a.take(logEvent{event, kept}); err != nil {
 			return out, a.end, err
 		}
 	}
