@@ -24,8 +24,8 @@ import (
 type assembler struct {
 	limits struct{ records, bytes int }
 	epoch  uint64
-	tables map[Table]struct{}
-	own    map[Table]struct{}
+	tables tableSet
+	own    tableSet
 	fold   bool // capitals in the names of tables do not count
 	lookUp func(Table) (definition, error)
 	emit   func(cdc.Transaction) error
@@ -128,16 +128,10 @@ func (e *undecodable) Unwrap() error { return errDecode }
 func newAssembler(cfg Config, start place, epoch uint64) *assembler {
 	a := &assembler{
 		epoch: epoch, end: start, layouts: map[Table]*layout{},
-		tables: make(map[Table]struct{}, len(cfg.Tables)), own: make(map[Table]struct{}, len(cfg.Own)),
+		tables: newTableSet(cfg.Tables), own: newTableSet(cfg.Own),
 		warn: func(string, Table, string) {},
 	}
 	a.limits.records, a.limits.bytes = cfg.MaxRecords, cfg.MaxBytes
-	for _, t := range cfg.Tables {
-		a.tables[t] = struct{}{}
-	}
-	for _, t := range cfg.Own {
-		a.own[t] = struct{}{}
-	}
 	if start.mode == modeFile {
 		a.file, a.at = start.file, start.offset
 	}
@@ -195,7 +189,7 @@ func (a *assembler) event(e logEvent) error {
 	case *replication.XIDEvent:
 		return a.finish(e.Header, true)
 	case *replication.TableMapEvent:
-		if _, ours := findMapped(a.tables, ev, a.fold); ours {
+		if _, ours := a.tables.mapped(ev, a.fold); ours {
 			a.group.mapped = true
 		}
 	case *replication.RowsEvent:
@@ -270,7 +264,7 @@ func (a *assembler) begin(h *replication.EventHeader, g group) error {
 		g.commit = time.Unix(int64(h.Timestamp), 0)
 	}
 	a.group = g
-	a.group.certain = slices.Contains(a.certain, a.where())
+	a.group.certain = len(a.certain) > 0 && slices.Contains(a.certain, a.where())
 	return nil
 }
 

@@ -63,7 +63,7 @@ func BenchmarkEvents(b *testing.B) {
 				at = parsed(b, "mariadb-gtid:")
 			}
 			batch := new(logBatch)
-			filter := rowsFilter{tables: map[Table]struct{}{{db.Name(), "events"}: {}}, kept: &batch.rows}
+			filter := rowsFilter{tables: newTableSet([]Table{{db.Name(), "events"}}), kept: &batch.rows}
 			parser.SetRowsEventDecodeFunc(filter.filter)
 			a := newAssembler(Config{Tables: []Table{{db.Name(), "events"}}, MaxRecords: 1000, MaxBytes: 1 << 20}, at, 1)
 			a.lookUp = func(t Table) (definition, error) { return describe(context.Background(), db.Pool(), t) }

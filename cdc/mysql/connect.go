@@ -90,7 +90,7 @@ func (s *Source) newLog(cfg *driver.Config, f facts) *logConn {
 		events: make(chan *logBatch),
 		failed: make(chan error, 1),
 		done:   make(chan struct{}),
-		filter: rowsFilter{tables: tableSet(s.cfg.Tables), fold: f.fold},
+		filter: rowsFilter{tables: newTableSet(s.cfg.Tables), fold: f.fold},
 		dialer: &cutDialer{lastByte: &s.status.lastByte, timeout: s.cfg.ConnectTimeout, patience: s.cfg.ReadTimeout},
 	}
 	c.filter.kept = &c.filling.rows
@@ -279,12 +279,4 @@ func (w *wire) Read(p []byte) (int, error) {
 		w.d.timedOut.Store(true)
 	}
 	return n, err
-}
-
-func tableSet(tables []Table) map[Table]struct{} {
-	set := make(map[Table]struct{}, len(tables))
-	for _, t := range tables {
-		set[t] = struct{}{}
-	}
-	return set
 }

@@ -63,7 +63,7 @@ func (r rawRows) unpacked(compressed bool) (data []byte, err error) {
 // keeps the rows of registered tables for later. Everybody else's are not looked at, which is
 // what makes a busy neighbour cheap, and columns that nobody can decode harmless.
 type rowsFilter struct {
-	tables map[Table]struct{}
+	tables tableSet
 	fold   bool
 	kept   *keptRows
 }
@@ -73,36 +73,44 @@ func (f *rowsFilter) filter(e *replication.RowsEvent, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if _, ours := findMapped(f.tables, e.Table, f.fold); ours && at <= len(data) {
+	if _, ours := f.tables.mapped(e.Table, f.fold); ours && at <= len(data) {
 		f.kept.list = append(f.kept.list, rawRows{e, at, data})
 	}
 	return nil
 }
 
-// find returns the name that a table has in a set. fold: capitals do not count.
-func find(set map[Table]struct{}, t Table, fold bool) (Table, bool) {
-	if _, ok := set[t]; ok || !fold {
-		return t, ok
+// tableSet are tables by their names, as they are configured.
+type tableSet map[Table]Table
+
+func newTableSet(tables []Table) tableSet {
+	set := make(tableSet, len(tables))
+	for _, t := range tables {
+		set[t] = t
 	}
-	for known := range set {
-		if strings.EqualFold(known.Schema, t.Schema) && strings.EqualFold(known.Name, t.Name) {
-			return known, true
-		}
-	}
-	return t, false
+	return set
 }
 
-// findMapped is find for the table of a table map. Where no table of the set is meant and capitals count, it
-// makes no strings, and the name that it returns is empty.
-func findMapped(set map[Table]struct{}, m *replication.TableMapEvent, fold bool) (Table, bool) {
-	if _, ok := set[Table{string(m.Schema), string(m.Table)}]; ok || fold {
-		return find(set, tableOf(m), fold)
+// find returns the name that a table has in the set. fold: capitals do not count.
+func (s tableSet) find(t Table, fold bool) (Table, bool) {
+	if known, ok := s[t]; ok {
+		return known, true
+	}
+	if fold {
+		for known := range s {
+			if strings.EqualFold(known.Schema, t.Schema) && strings.EqualFold(known.Name, t.Name) {
+				return known, true
+			}
+		}
 	}
 	return Table{}, false
 }
 
-func tableOf(m *replication.TableMapEvent) Table {
-	return Table{Schema: string(m.Schema), Name: string(m.Table)}
+// mapped is find for the table of a table map. It makes no strings, unless capitals do not count.
+func (s tableSet) mapped(m *replication.TableMapEvent, fold bool) (Table, bool) {
+	if known, ok := s[Table{string(m.Schema), string(m.Table)}]; ok || !fold {
+		return known, ok
+	}
+	return s.find(Table{string(m.Schema), string(m.Table)}, true)
 }
 
 // rowReader makes records of rows. It keeps the room it works in.

@@ -53,12 +53,17 @@ func (p place) detail() string {
 	case modeGTID:
 		return p.set.String()
 	case modeMariaDB:
-		parts := make([]string, 0, len(p.domains))
-		for _, domain := range slices.Sorted(maps.Keys(p.domains)) {
+		var text []byte // once for each transaction
+		for i, domain := range slices.Sorted(maps.Keys(p.domains)) {
+			if i > 0 {
+				text = append(text, ',')
+			}
 			g := p.domains[domain]
-			parts = append(parts, fmt.Sprintf("%d-%d-%d", g.DomainID, g.ServerID, g.SequenceNumber))
+			text = append(strconv.AppendUint(text, uint64(g.DomainID), 10), '-')
+			text = append(strconv.AppendUint(text, uint64(g.ServerID), 10), '-')
+			text = strconv.AppendUint(text, g.SequenceNumber, 10)
 		}
-		return strings.Join(parts, ",")
+		return string(text)
 	}
 	return p.server + "/" + p.file + ":" + strconv.FormatUint(uint64(p.offset), 10)
 }

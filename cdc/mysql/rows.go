@@ -17,7 +17,7 @@ func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
 	if ev.Flags&replication.RowsEventStmtEndFlag != 0 {
 		defer func() { a.group.mapped = false }()
 	}
-	table, registered := findMapped(a.tables, ev.Table, a.fold)
+	table, registered := a.tables.mapped(ev.Table, a.fold)
 	switch {
 	case registered && isInsert(e.Header.EventType):
 	case registered, a.isOwn(ev.Table):
@@ -43,10 +43,10 @@ func (a *assembler) rows(e logEvent, ev *replication.RowsEvent) error {
 		return a.leaveToPoller(sweepRowImage, table, "a row came without all of its columns; binlog_row_image is not FULL in some session")
 	}
 	l, err := a.layout(table, ev.Table)
-	if columns := new(errColumns); errors.As(err, &columns) {
-		return a.leaveToPoller(sweepColumns, table, columns.why+"; set binlog_row_metadata to FULL")
-	}
 	if err != nil {
+		if columns := new(errColumns); errors.As(err, &columns) {
+			return a.leaveToPoller(sweepColumns, table, columns.why+"; set binlog_row_metadata to FULL")
+		}
 		return err
 	}
 	records, ok := a.decode(e, ev, l)
@@ -172,13 +172,13 @@ func (a *assembler) layout(table Table, m *replication.TableMapEvent) (*layout, 
 }
 
 func (a *assembler) isOwn(m *replication.TableMapEvent) bool {
-	if _, ok := findMapped(a.own, m, a.fold); ok {
+	if _, ok := a.own.mapped(m, a.fold); ok {
 		return true
 	}
 	if _, ok := a.own[Table{Schema: string(m.Schema)}]; ok || !a.fold {
 		return ok
 	}
-	_, ok := find(a.own, Table{Schema: string(m.Schema)}, true)
+	_, ok := a.own.find(Table{Schema: string(m.Schema)}, true)
 	return ok
 }
 

@@ -33,7 +33,7 @@ func replay(t testing.TB, data []byte, mariaDB bool) (out []cdc.Transaction, end
 	}
 	parser.SetPayloadDecoderConcurrency(1)
 	kept := new(keptRows)
-	filter := rowsFilter{tables: map[Table]struct{}{{"app", "events"}: {}}, kept: kept}
+	filter := rowsFilter{tables: newTableSet([]Table{{"app", "events"}}), kept: kept}
 	parser.SetRowsEventDecodeFunc(filter.filter)
 	a := newAssembler(scriptConfig(), at, 1)
 	a.lookUp = func(Table) (definition, error) {
