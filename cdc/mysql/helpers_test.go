@@ -89,12 +89,6 @@ func noAck(r *reader) { r.Ack(false) }
 // upTo makes the consumer stop for good after n rows.
 func upTo(n int) func(*reader) { return func(r *reader) { r.Limit(n) } }
 
-// sweeps are the reasons of sweeps that the test itself may have given. XA COMMIT does not say whose rows it commits,
-// and the other tests on the same server have such transactions.
-func (r *reader) sweeps() []string {
-	return slices.DeleteFunc(r.Sweeps(), func(reason string) bool { return reason == sweepXA })
-}
-
 func (r *reader) waitSweep(reason string) {
 	r.t.Helper()
 	r.Wait("a sweep "+reason, func() bool { return slices.Contains(r.Sweeps(), reason) })

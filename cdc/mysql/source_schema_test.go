@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -190,7 +191,9 @@ func TestM37_M38_M39_Schema(t *testing.T) {
 		s := newServer(t, kind, nil)
 		s.setUp()
 		cfg := s.config()
-		r := streaming(t, cfg)
+		patient := cfg
+		patient.ReadTimeout = time.Minute // a machine that is held up for seconds is not a reconnect
+		r := streaming(t, patient)
 		s.insert(1, 2)
 		r.WaitFor(1)
 		for i, metadata := range []string{"MINIMAL", "FULL", "MINIMAL"} {

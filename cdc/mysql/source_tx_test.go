@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc/cdctest"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
@@ -94,40 +95,47 @@ func TestM3_CutAtRandomOffsets(t *testing.T) {
 }
 
 // Rows of XA transactions are in the log before the verdict: they are never handed
-// over, and a commit asks for a sweep.
+// over, and a commit asks for a sweep. It asks so of every reader of the server, because it does
+// not say whose rows it commits, so that the servers are not shared with other tests.
 func TestM7_XA(t *testing.T) {
-	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
-		r := streaming(t, configOf(db))
-		for i, verdict := range []string{"COMMIT", "ROLLBACK"} {
-			xid := db.XID(verdict)
-			s := newSession(t, db.Pool())
-			s.exec("XA START "+xid, insert(10*i, 10*i+5), "XA END "+xid, "XA PREPARE "+xid)
-			marker := 100 + i
-			db.Exec(insert(marker, marker+1))
-			r.Wait("what came after the prepare", func() bool { return r.Count(fmt.Sprint(marker)) == 1 })
-			if r.Count(fmt.Sprint(10*i)) != 0 {
-				t.Fatalf("rows %v after XA PREPARE", r.Arrived())
-			}
-			sweeps := len(r.Sweeps())
-			s.exec("XA " + verdict + " " + xid)
-			db.Exec(insert(marker+10, marker+11))
-			r.Wait("what came after the verdict", func() bool { return r.Count(fmt.Sprint(marker+10)) == 1 })
-			if got := len(r.Sweeps()) > sweeps; got != (verdict == "COMMIT") {
-				t.Errorf("XA %s: sweeps %v", verdict, r.Sweeps())
-			}
-		}
-		xid := db.XID("one")
-		s := newSession(t, db.Pool())
-		s.exec("XA START "+xid, insert(50, 51), "XA END "+xid)
-		sweeps := len(r.Sweeps())
-		s.exec("XA COMMIT " + xid + " ONE PHASE")
-		r.Wait("one-phase commit", func() bool { return r.Count("50") == 1 || len(r.Sweeps()) > sweeps })
-		for _, id := range []string{"0", "10"} {
-			if r.Count(id) != 0 {
-				t.Errorf("row %s of an XA transaction was handed over", id)
-			}
-		}
+	t.Parallel()
+	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel()
+		testXA(t, newServer(t, kind, nil))
 	})
+}
+
+func testXA(t *testing.T, server *ownServer) {
+	server.setUp()
+	r := streaming(t, server.config())
+	for i, verdict := range []string{"COMMIT", "ROLLBACK"} {
+		xid := "'" + verdict + "'"
+		s := newSession(t, server.pool)
+		s.exec("USE app", "XA START "+xid, insert(10*i, 10*i+5), "XA END "+xid, "XA PREPARE "+xid)
+		marker := 100 + i
+		server.insert(marker, marker+1)
+		r.Wait("what came after the prepare", func() bool { return r.Count(fmt.Sprint(marker)) == 1 })
+		if r.Count(fmt.Sprint(10*i)) != 0 {
+			t.Fatalf("rows %v after XA PREPARE", r.Arrived())
+		}
+		sweeps := len(r.Sweeps())
+		s.exec("XA " + verdict + " " + xid)
+		server.insert(marker+10, marker+11)
+		r.Wait("what came after the verdict", func() bool { return r.Count(fmt.Sprint(marker+10)) == 1 })
+		if got := len(r.Sweeps()) > sweeps; got != (verdict == "COMMIT") {
+			t.Errorf("XA %s: sweeps %v", verdict, r.Sweeps())
+		}
+	}
+	s := newSession(t, server.pool)
+	s.exec("USE app", "XA START 'one'", insert(50, 51), "XA END 'one'")
+	sweeps := len(r.Sweeps())
+	s.exec("XA COMMIT 'one' ONE PHASE")
+	r.Wait("one-phase commit", func() bool { return r.Count("50") == 1 || len(r.Sweeps()) > sweeps })
+	for _, id := range []string{"0", "10"} {
+		if r.Count(id) != 0 {
+			t.Errorf("row %s of an XA transaction was handed over", id)
+		}
+	}
 }
 
 // A session may compress its transactions; they are one event with all rows inside.
@@ -154,7 +162,9 @@ func TestM8_CompressedTransaction(t *testing.T) {
 // Statements that nobody parses do not stop the stream; their rows come.
 func TestM10_UnknownQueries(t *testing.T) {
 	eachMySQL(t, func(t *testing.T, db *testdb.MyDB) {
-		r := streaming(t, configOf(db))
+		cfg := configOf(db)
+		cfg.ReadTimeout = time.Minute // a machine that is held up for seconds is not an interruption
+		r := streaming(t, cfg)
 		db.Exec("CREATE TABLE copies AS SELECT 1 AS a")
 		db.Exec("CREATE PROCEDURE p() BEGIN INSERT INTO events (id, payload) VALUES (2, 'two'); COMMIT; END")
 		db.Exec(insert(1, 2))
@@ -163,7 +173,7 @@ func TestM10_UnknownQueries(t *testing.T) {
 		db.Exec("INSERT INTO events (id, kind) SELECT 3, 'x' FROM copies")
 		r.WaitFor(3)
 		r.onceEach(1, 4)
-		if sweeps := r.sweeps(); len(sweeps) != 0 {
+		if sweeps := r.Sweeps(); len(sweeps) != 0 {
 			t.Errorf("sweeps %v", sweeps)
 		}
 		if r.src.Status().Reconnects != 0 {
@@ -183,12 +193,12 @@ func TestM26_StatementFormat(t *testing.T) {
 			"INSERT INTO other VALUES (1, 'about events')", "UPDATE events SET payload = '' WHERE id = 0")
 		db.Exec(insert(1, 2))
 		r.WaitFor(1)
-		if sweeps := r.sweeps(); len(sweeps) != 0 {
+		if sweeps := r.Sweeps(); len(sweeps) != 0 {
 			t.Errorf("sweeps %v for other tables", sweeps)
 		}
 		s.exec(insert(2, 3), insert(3, 4), "INSERT INTO `"+db.Name()+"`.`events` (id) VALUES (4)")
-		r.Wait("three sweeps", func() bool { return len(r.sweeps()) == 3 })
-		if got := r.sweeps(); got[0] != sweepStatement {
+		r.Wait("three sweeps", func() bool { return len(r.Sweeps()) == 3 })
+		if got := r.Sweeps(); got[0] != sweepStatement {
 			t.Errorf("sweeps %v", got)
 		}
 		if n := r.Log.Count("rows were logged as a statement"); n != 1 {
