@@ -35,7 +35,7 @@ func passed(t *testing.T, dsn string, d time.Duration) {
 
 func TestB15_SlowConsumerKeepsItsConnection(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
-		small, large, timeout := 2000, 20000, 10*time.Second
+		small, large, timeout := 2000, 20000, 15*time.Second
 		if soak() {
 			small, large = 50000, 500000
 		}
@@ -259,12 +259,13 @@ func TestServerCrashLosesNothing(t *testing.T) {
 }
 
 func TestB18_SilentServerIsNoticedAndReplaced(t *testing.T) {
-	eachServer(t, map[string]string{"wal_sender_timeout": "10s"}, func(t *testing.T, server *localserver.Postgres) {
+	eachServer(t, map[string]string{"wal_sender_timeout": "15s"}, func(t *testing.T, server *localserver.Postgres) {
 		dsn := server.DSN("postgres")
 		cfg := configFor(dsn, "frozen")
-		cfg.ConnectTimeout = time.Second
+		cfg.ConnectTimeout = 5 * time.Second
 		r := start(t, cfg)
 		r.WaitMode(cdc.ModeStreaming)
+		before := r.src.Status().Reconnects // a first dial may have failed
 		fresh := func() bool {
 			s := r.src.Status()
 			return time.Since(s.LastByte) <= s.StaleAfter
@@ -275,16 +276,16 @@ func TestB18_SilentServerIsNoticedAndReplaced(t *testing.T) {
 			if !fresh() {
 				t.Fatalf("an idle server counts as silent after %s", time.Since(since))
 			}
-			return time.Since(since) > 20*time.Second
+			return time.Since(since) > 30*time.Second
 		})
-		if n := r.src.Status().Reconnects; n != 0 {
+		if n := r.src.Status().Reconnects - before; n != 0 {
 			t.Fatalf("%d reconnects while idle", n)
 		}
 		if err := server.Freeze(); err != nil {
 			t.Fatal(err)
 		}
 		testdb.WaitFor(t, "readiness to turn false", func() bool { return !fresh() })
-		testdb.WaitFor(t, "the connection to be given up", func() bool { return r.src.Status().Reconnects > 0 })
+		testdb.WaitFor(t, "the connection to be given up", func() bool { return r.src.Status().Reconnects > before })
 		if err := server.Thaw(); err != nil {
 			t.Fatal(err)
 		}
@@ -343,12 +344,12 @@ func TestB19_FiftyTerminations(t *testing.T) {
 
 func TestB20_TwoReplicasOneStreams(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
-		senderTimeout(db, "8s") // a replica that a busy machine holds up for less keeps its slot
+		senderTimeout(db, "15s") // a replica that a busy machine holds up for less keeps its slot
 		cfg := testConfig(db)
 		proxy := faultproxy.New(t, fmt.Sprintf("%s:%d", db.Server().Host(), db.Server().Port()))
 		first := cfg
 		first.DSN = onHost(t, cfg.DSN, proxy.Addr())
-		first.ConnectTimeout = time.Second
+		first.ConnectTimeout = 5 * time.Second
 		one := start(t, first)
 		one.WaitMode(cdc.ModeStreaming)
 		two := start(t, cfg)
@@ -442,13 +443,13 @@ func TestB21_SessionLimitsDoNotEndTheStream(t *testing.T) {
 // feedback, passes several times in the middle of one message.
 func TestSlowWireTearsNoMessage(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, db *testdb.DB) {
-		senderTimeout(db, "5s")
+		senderTimeout(db, "10s") // half of it is the deadline, which the delay below has to be in keeping with
 		proxy := faultproxy.New(t, fmt.Sprintf("%s:%d", db.Server().Host(), db.Server().Port()))
 		cfg := testConfig(db)
 		cfg.DSN = onHost(t, cfg.DSN, proxy.Addr())
 		r := start(t, cfg)
 		r.WaitMode(cdc.ModeStreaming)
-		proxy.Delay(20 * time.Millisecond)
+		proxy.Delay(40 * time.Millisecond)
 		db.Exec("INSERT INTO events (id, payload) SELECT i, repeat(md5(i::text), 200000) FROM generate_series(1, 2) i")
 		db.Exec(insertEvents, 3, 13)
 		r.WaitFor(12)
