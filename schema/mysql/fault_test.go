@@ -204,7 +204,8 @@ func TestAFrozenProcessHoldsNobodyUp(t *testing.T) {
 			t.Fatal("the server does not end idle sessions")
 		}
 		hasty := *srv
-		hasty.session = strings.Replace(srv.session, idle, "wait_timeout = 2", 1)
+		// It counts between any two statements, also before the process freezes.
+		hasty.session = strings.Replace(srv.session, idle, "wait_timeout = 10", 1)
 		frozen.server = &hasty
 		there, thaw, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		f.before = func(word string) {
@@ -220,7 +221,11 @@ func TestAFrozenProcessHoldsNobodyUp(t *testing.T) {
 			_, err := frozen.FanOut(ctx, batch())
 			done <- err
 		}()
-		<-there
+		select {
+		case <-there:
+		case err := <-done:
+			t.Fatalf("the fan-out ended before its COMMIT: %v", err)
+		}
 		testdb.WaitFor(t, "another process to fan the event out", func() bool {
 			result, err := w.store.FanOut(ctx, batch())
 			if err != nil {
@@ -413,8 +418,11 @@ func TestEndOfATransactionOnASilentNetwork(t *testing.T) {
 			if _, err := s.serverOf(t.Context()); err != nil { // the only question on the way to fn
 				t.Fatal(err)
 			}
-			// More than the way to fn takes on a busy machine.
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			limit := 5 * time.Second // the wait for COMMIT takes all of it
+			if result != nil {
+				limit = time.Minute // far more than the way to fn takes; the wait for ROLLBACK has a limit of its own
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			done := make(chan error, 1)
 			go func() {
 				done <- s.once(ctx, lockSeconds, func(q querier) error {

@@ -53,7 +53,7 @@ func TestSeenIsNotYetVisible(t *testing.T) {
 		}
 		decode := w.table.Decoder()
 		seen, deferred, absent := map[string]bool{}, 0, 0
-		timeout := time.NewTimer(2 * time.Minute)
+		timeout := time.NewTimer(10 * time.Minute)
 		defer timeout.Stop()
 		for len(seen) < writers*each {
 			select {
@@ -99,7 +99,7 @@ func TestSeenIsNotYetVisible(t *testing.T) {
 		testdb.Note(t, fmt.Sprintf("%d events, %d left to the poller", writers*each, deferred))
 		stop()
 		run.Wait()
-		if position, _, epoch := w.position(t); position == "" || epoch != 1 {
+		if position, _, epoch := w.position(t); position == "" || epoch < 1 { // another tenure is no fault
 			t.Errorf("at %q in epoch %d", position, epoch)
 		}
 	})
