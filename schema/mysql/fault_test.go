@@ -190,6 +190,7 @@ func TestAServerThatTakesNoWritesIsLeft(t *testing.T) {
 // server ends it, and another process fans the same event out.
 func TestAFrozenProcessHoldsNobodyUp(t *testing.T) {
 	testdb.EachMySQL(t, func(t *testing.T, kind testdb.Kind) {
+		t.Parallel() // it mostly waits
 		w := newWorld(t, kind, layouts()[0], Config{})
 		events := someEvents(1)
 		w.InsertEvents(t, events...)
