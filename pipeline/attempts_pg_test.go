@@ -37,17 +37,22 @@ func TestPresets_SequencesInTheTable(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			onPostgres(t, func(t *testing.T, w *world) {
-				h := does(func(context.Context, event.Envelope) error { return errors.New("no") })
+				paused := map[string]delivery.Pause{"h": {}}
+				var p *process
+				h := does(func(context.Context, event.Envelope) error {
+					// Before the outcome can be written: the next attempt may be due before this test looks.
+					p.setPaused(paused)
+					return errors.New("no")
+				})
 				h.Retry = tt.policy
-				p := newProcess(w.store(w.DSN()), time.Minute, h)
-				p.setPaused(map[string]delivery.Pause{"h": {}})
+				p = newProcess(w.store(w.DSN()), time.Minute, h)
+				p.setPaused(paused)
 				id := w.add("h", 1)[0]
 				p.launch(t)
-				// attempt lets exactly one attempt happen.
+				// attempt lets exactly one attempt happen: the handler pauses itself.
 				attempt := func(n int) pgRow {
 					p.setPaused(nil)
 					testdb.WaitFor(t, fmt.Sprintf("failure %d", n), func() bool { return w.row(id).Attempts == n })
-					p.setPaused(map[string]delivery.Pause{"h": {}})
 					return w.row(id)
 				}
 				// Makes the row due when it is not being looked at.
@@ -83,19 +88,25 @@ func TestPresets_SequencesInTheTable(t *testing.T) {
 func TestPoisonHandlersBesideHealthyOnesInTheTable(t *testing.T) {
 	onPostgres(t, func(t *testing.T, w *world) {
 		policy := RetryPolicy{Base: 10 * time.Millisecond, Cap: 10 * time.Millisecond, MaxAttempts: 3}
+		// A timeout that only those run into that are there to do so: all start at once.
 		poor := func(name string, fn event.HandlerFunc) Handler {
-			return Handler{Name: name, Handler: fn, Retry: policy, Timeout: 300 * time.Millisecond}
+			return Handler{Name: name, Handler: fn, Retry: policy, Timeout: time.Minute}
+		}
+		late := func(name string, fn event.HandlerFunc) Handler {
+			h := poor(name, fn)
+			h.Timeout = 300 * time.Millisecond
+			return h
 		}
 		release := newGate()
 		p := newProcess(w.store(w.DSN()), 10*time.Second,
 			poor("panic", func(context.Context, event.Envelope) error { panic("card 4242") }),
 			poor("goexit", func(context.Context, event.Envelope) error { runtime.Goexit(); return nil }),
-			poor("timeout", func(ctx context.Context, _ event.Envelope) error { <-ctx.Done(); return ctx.Err() }),
+			late("timeout", func(ctx context.Context, _ event.Envelope) error { <-ctx.Done(); return ctx.Err() }),
 			poor("bytes", func(context.Context, event.Envelope) error { return errors.New("\xff\x00" + strings.Repeat("ä", 400)) }),
 			poor("permanent", func(context.Context, event.Envelope) error { return event.Permanent(errors.New("no such account")) }),
 			poor("undecodable", event.Typed(func(context.Context, event.Envelope, struct{ N string }) error { return nil }).Handle),
 			poor("cancel", func(context.Context, event.Envelope) error { return event.Cancel("withdrawn") }),
-			poor("dead", func(context.Context, event.Envelope) error { <-release.c; return nil }),
+			late("dead", func(context.Context, event.Envelope) error { <-release.c; return nil }),
 			poor("healthy", succeed),
 		)
 		p.judge.messages = true

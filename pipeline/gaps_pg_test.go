@@ -189,6 +189,8 @@ func TestOutageLongerThanLookBackLosesNothing(t *testing.T) {
 		delivered := func() int {
 			return o.count(`SELECT count(*) FROM eventlog.event_notifications WHERE state = 'SUCCEEDED'`)
 		}
+		// A gap is closed once what it held has its deliveries; handlers come to them on their own time.
+		fannedOut := func() int { return o.count(`SELECT count(*) FROM eventlog.event_notifications`) }
 		open := func() int { return o.count(`SELECT count(*) FROM eventlog.gaps WHERE closed_date IS NULL`) }
 		o.put("x", 5, 0)
 		o.put("x", 1, 2*time.Hour) // before anybody looked: out of sight, as configured
@@ -207,8 +209,8 @@ func TestOutageLongerThanLookBackLosesNothing(t *testing.T) {
 		o.put("x", 20, time.Minute)
 		stop = o.run()
 		testdb.WaitFor(t, "the events of the outage, and the end of the gap", func() bool {
-			if open() == 0 && delivered() < 45 {
-				t.Error("the gap was closed before what it held was delivered")
+			if open() == 0 && fannedOut() < 45 {
+				t.Error("the gap was closed before what it held had its deliveries")
 				return true
 			}
 			return delivered() == 46 && open() == 0 // the one that was out of sight is in sight now

@@ -21,14 +21,14 @@ const (
 	// maxStatement bounds every statement of handling, so that a half-open
 	// connection costs seconds and not the tcp timeout (queues 19).
 	maxStatement = 10 * time.Second
-	// abandonAfter is how long a handler may ignore the end of its context while
-	// the pipeline stops, and flushFor how long the last outcomes may take. With the
+	// defaultAbandonAfter is how long a handler may ignore the end of its context while
+	// the pipeline stops, and defaultFlushFor how long the last outcomes may take. With the
 	// default ShutdownTimeout of 20 s the sum is 28 s, and 31 s when a claim hangs as well. A stop takes
 	// that long when a handler ignores its context and the database hangs. The feeding ends before it, in milliseconds unless a
 	// fan-out or a callback hangs: then it takes up to finishTimeout and callbackPatience. So a stop on which all of that comes
 	// together ends after 38 s; whoever kills sooner loses nothing, because leases cover what is cut off.
-	abandonAfter = 3 * time.Second
-	flushFor     = 5 * time.Second
+	defaultAbandonAfter = 3 * time.Second
+	defaultFlushFor     = 5 * time.Second
 )
 
 // outcomeStore is what handling asks of the database.
@@ -64,6 +64,9 @@ type handling struct {
 	judge judge
 	// tick paces watching and renewal; statement bounds a statement.
 	tick, statement time.Duration
+	// abandonAfter and flushFor bound a stop. They are fields so that a test that is not about these bounds
+	// does not depend on the pace of its machine.
+	abandonAfter, flushFor time.Duration
 
 	// Set once, read-only: lanes by canonical name, and in order of registration.
 	lanes map[string]*lane
@@ -124,6 +127,8 @@ func newHandling(c handlingConfig) *handling {
 		judge:          judge{messages: c.storeErrorMessages, random: c.random},
 		tick:           min(max(c.lease/20, 10*time.Millisecond), time.Second),
 		statement:      min(c.lease/3, maxStatement),
+		abandonAfter:   defaultAbandonAfter,
+		flushFor:       defaultFlushFor,
 		lanes:          make(map[string]*lane, len(c.subs)),
 		claims:         newTrouble(c.logger, "claiming deliveries"),
 		settles:        newTrouble(c.logger, "writing outcomes"),
@@ -173,12 +178,12 @@ func (h *handling) run(ctx context.Context) error {
 	abandoned := h.awaitHandlers()
 	// A claim under way is let finish, so that its rows can be given back; one that
 	// hangs is cut off, and its rows wait for their lease to end.
-	cutOff := time.AfterFunc(abandonAfter, stopClaiming)
+	cutOff := time.AfterFunc(h.abandonAfter, stopClaiming)
 	claims.Wait()
 	cutOff.Stop()
 	h.close()
 	watch.Wait()
-	giveUp := time.AfterFunc(flushFor, stopWriting)
+	giveUp := time.AfterFunc(h.flushFor, stopWriting)
 	writes.Wait()
 	giveUp.Stop()
 	if abandoned == 0 {
@@ -223,7 +228,7 @@ func (h *handling) awaitHandlers() int {
 	case <-patience.C:
 	}
 	h.cancelRunning(ErrStopping)
-	last := time.NewTimer(abandonAfter)
+	last := time.NewTimer(h.abandonAfter)
 	defer last.Stop()
 	select {
 	case <-h.idle:

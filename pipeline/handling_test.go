@@ -139,7 +139,7 @@ func TestStop_LeavesAHandlerBehindThatIgnoresItsContext(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "1 handlers ignored") {
 			t.Errorf("stop reported %v", err)
 		}
-		if took := time.Since(before); took != b.shutdownTimeout+abandonAfter {
+		if took := time.Since(before); took != b.shutdownTimeout+defaultAbandonAfter {
 			t.Errorf("the stop took %v", took)
 		}
 		// It does run: its lease must protect it as long as it lasts.
@@ -169,7 +169,7 @@ func TestStop_GivesUpOnADatabaseThatIsAway(t *testing.T) {
 		if !errors.Is(err, down) || !strings.Contains(err.Error(), "10 outcomes") {
 			t.Errorf("stop reported %v", err)
 		}
-		if took := time.Since(before); took > flushFor {
+		if took := time.Since(before); took > defaultFlushFor {
 			t.Errorf("the stop took %v", took)
 		}
 	})
@@ -192,7 +192,7 @@ func TestStop_CutsOffAClaimThatHangs(t *testing.T) {
 		if err := b.halt(); err != nil {
 			t.Error(err)
 		}
-		if took := time.Since(before); took > abandonAfter {
+		if took := time.Since(before); took > defaultAbandonAfter {
 			t.Errorf("the stop took %v", took)
 		}
 	})

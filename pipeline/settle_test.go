@@ -369,7 +369,7 @@ func TestSettle_ALockedRowDoesNotKeepTheStopFromEnding(t *testing.T) {
 		elapse(time.Second)
 		begun := time.Now()
 		err := b.halt()
-		if took := time.Since(begun); took > flushFor+time.Second {
+		if took := time.Since(begun); took > defaultFlushFor+time.Second {
 			t.Errorf("the stop took %v", took)
 		}
 		if err == nil {

@@ -1,6 +1,7 @@
 package pipeline_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/cdc"
 	cdcpg "github.com/cdc-dispatcher/cdc-dispatcher/cdc/postgres"
+	"github.com/cdc-dispatcher/cdc-dispatcher/delivery"
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
@@ -137,9 +139,10 @@ func (w *world) count(sql string, args ...any) (n int) {
 // process is one running pipeline.
 type process struct {
 	*pipeline.Pipeline
-	obs  *observer
-	log  *logBook
-	stop func() // soft, waits; idempotent
+	obs   *observer
+	log   *logBook
+	lease time.Duration // 0 is the default of the product
+	stop  func()        // soft, waits; idempotent
 }
 
 type option func(*pipeline.Config)
@@ -165,12 +168,12 @@ func (w *world) start(name string, options ...option) *process {
 		w.t.Fatal(err)
 	}
 	table := schema.Eventlog("")
+	rec := ledger.NewRecorder(name)
 	c := pipeline.Config{
-		Source: "test", Log: src, Store: st, Table: table.QualifiedName(), Decode: table.Decoder(),
+		Source: "test", Log: src, Store: telling{st, rec}, Table: table.QualifiedName(), Decode: table.Decoder(),
 		Owner: name, Logger: logger, Observer: p.obs,
 		Poller: pipeline.PollerConfig{SweepAgain: 500 * time.Millisecond},
 	}
-	rec := ledger.NewRecorder(name)
 	w.recorders = append(w.recorders, rec)
 	for _, h := range w.handlers {
 		h.Handler = rec.Wrap(h.Handler)
@@ -179,9 +182,12 @@ func (w *world) start(name string, options ...option) *process {
 	for _, o := range options {
 		o(&c)
 	}
+	p.lease = c.Lease
 	if p.Pipeline, err = pipeline.New(c); err != nil {
 		w.t.Fatal(err)
 	}
+	// Every stop in these tests has to be a clean one, however slow the machine.
+	p.AwaitLastWrites(time.Minute)
 	if w.hurry > 0 {
 		p.HurryFanOut(w.hurry)
 	}
@@ -283,7 +289,7 @@ func (w *world) check() ledger.Report {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	in := ledger.Input{Writers: w.resolved(), Subscribers: w.subscribers, Rows: rows, Faults: w.faults}
+	in := ledger.Input{Writers: w.resolved(), Subscribers: w.subscribers, Rows: rows, Faults: w.faults, Lease: w.lapsed()}
 	for _, r := range w.recorders {
 		in.Receipts = append(in.Receipts, r.Receipts()...)
 	}
@@ -293,6 +299,43 @@ func (w *world) check() ledger.Report {
 	}
 	w.t.Log(report)
 	return report
+}
+
+// lapsed is the shortest lease of those processes that lost deliveries to the end of their lease, 0 without one.
+func (w *world) lapsed() (lease time.Duration) {
+	for _, p := range w.processes {
+		if p.obs.count(pipeline.CountStale) == 0 && p.obs.count(pipeline.CountLeaseLost) == 0 {
+			continue
+		}
+		w.t.Log("leases ran out: this machine was too busy to renew them")
+		if l := cmp.Or(p.lease, pipeline.DefaultLease); lease == 0 || l < lease {
+			lease = l
+		}
+	}
+	return lease
+}
+
+// telling is a store that tells the recorder which outcomes have been written: none of those may be repeated
+// because of a lease that ran out.
+type telling struct {
+	pipeline.Store
+	receipts *ledger.Recorder
+}
+
+// Settle implements pipeline.HandlingStore.
+func (s telling) Settle(ctx context.Context, outcomes []delivery.Outcome) ([]delivery.Settled, error) {
+	settled, err := s.Store.Settle(ctx, outcomes)
+	kept := make(map[uuid.UUID]bool, len(outcomes))
+	for _, o := range outcomes {
+		kept[o.ID] = o.Verdict != delivery.GiveBack // which leaves no trace of the attempt
+	}
+	var ids []string
+	for _, one := range settled {
+		if kept[one.ID] && !one.Locked {
+			ids = append(ids, one.ID.String())
+		}
+	}
+	return settled, errors.Join(err, s.receipts.Settled(ids...))
 }
 
 func (w *world) subscribers(typ string) []string {
