@@ -10,7 +10,7 @@ GOVULNCHECK   := v1.9.0
 PKG       ?= ./...
 # More test binaries than cores: most of a test is waiting for a server. Each may have
 # servers of its own to feed, so not many more.
-TESTFLAGS ?= -race -count=1 -timeout=30m -p=3 -parallel=4
+TESTFLAGS ?= -race -count=1 -timeout=60m -p=3 -parallel=4
 FUZZTIME  ?= 30s
 SOAK      ?= 1h
 ARGS      ?=

@@ -98,11 +98,11 @@ func (h *handling) admit(a *attempt) {
 	if old := h.flight[a.id]; old != nil {
 		// This process had lost the lease of an attempt that is still here. Two live
 		// attempts are never started; this claim is put off until that one is gone. One that has ended is gone
-		// before this is written: its outcome is sent first. Until then it is not attempted again, so that a database that takes
-		// no outcomes does not cause an attempt per lease.
+		// before this is written: its outcome is sent first, unless it waits for a lock that was there a moment ago. Until then it is
+		// not attempted again, so that a database that takes no outcomes does not cause an attempt per lease.
 		delay := h.lease / 3
 		if old.phase == phaseEnded {
-			delay = 0
+			delay = max(time.Until(old.notBefore), 0)
 		}
 		h.giveBack(a, delay)
 		return

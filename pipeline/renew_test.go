@@ -273,6 +273,40 @@ func TestRenew_ALockedLeaseIsJudgedByItsTrust(t *testing.T) {
 	})
 }
 
+// A delivery whose outcome waited for a lock until its lease was over is claimed again once it is free. Until the outcome is written,
+// that claim waits too, and is not made again and again.
+func TestRenew_ClaimThatOvertakesAnOutcomeBehindALockDoesNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFakeStore()
+		var attempts atomic.Int64
+		b := newBench(store, does(func(context.Context, event.Envelope) error {
+			attempts.Add(1)
+			return errors.New("not yet")
+		}))
+		id := store.add("h", 1)[0]
+		var claimed atomic.Int64
+		store.locked = func(uuid.UUID) bool { return claimed.Load() == 0 }
+		store.before = func(_ context.Context, op string) error {
+			if op == "claim" && store.called("claim") > 200 {
+				return errors.New("time has to pass, or this test hangs")
+			}
+			return nil
+		}
+		store.after = func(_ context.Context, op string) error {
+			// The lock is gone as soon as the row is claimed again: what gives it back is written at once.
+			if op == "claim" && store.row(id).claims > 1 {
+				claimed.Add(1)
+			}
+			return nil
+		}
+		b.launch(t)
+		elapse(b.lease + 2*lookEvery)
+		if attempts.Load() < 2 || claimed.Load() > 20 {
+			t.Errorf("%d attempts, claimed %d times after the first", attempts.Load(), claimed.Load())
+		}
+	})
+}
+
 // A delivery that is claimed again before the answer that its outcome is written is put off for that answer only: nothing of it
 // runs here.
 func TestRenew_ClaimThatOvertakesItsOwnOutcome(t *testing.T) {

@@ -25,6 +25,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/handlers/webhook"
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
@@ -158,12 +159,11 @@ func writeFile(t testing.TB, path, text string) {
 
 // freeAddress is one that nobody listens on.
 func freeAddress(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := localserver.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
 // cmdExits runs a command and checks its exit code: exits 3 cdc-dispatcher validate.

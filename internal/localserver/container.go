@@ -52,7 +52,7 @@ func newContainer(ctx context.Context, install *Install, o PostgresOptions) (_ *
 	if c.lock, err = claim(dir); err != nil {
 		return nil, err
 	}
-	if c.portNo, err = freePort(); err != nil {
+	if c.portNo, err = FreePort(); err != nil {
 		return nil, err
 	}
 	if _, err = eng.run(ctx, c.runArguments(install.Image, o.Settings)...); err != nil {

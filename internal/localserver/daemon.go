@@ -39,10 +39,10 @@ type daemon struct {
 }
 
 // startFirst chooses a port and starts the server on it. The port is free when
-// it is chosen, but nothing reserves it.
+// it is chosen, but nothing reserves it: what is taken until the server binds it is given up for another one.
 func (p *daemon) startFirst(ctx context.Context) (err error) {
 	for range 5 {
-		if p.portNo, err = freePort(); err != nil {
+		if p.portNo, err = FreePort(); err != nil {
 			return err
 		}
 		if err = p.startOnce(ctx); !errors.Is(err, errPortTaken) {
@@ -75,9 +75,7 @@ var errPortTaken = errors.New("the port is taken")
 // startOnce starts the server and waits until it accepts. After an error
 // nothing runs.
 func (p *daemon) startOnce(ctx context.Context) error {
-	if l, err := net.Listen("tcp4", p.address()); err != nil {
-		return errors.Join(errPortTaken, err)
-	} else if err := l.Close(); err != nil {
+	if err := p.portFree(); err != nil {
 		return err
 	}
 	log, err := p.openLog()
@@ -107,9 +105,18 @@ func (p *daemon) startOnce(ctx context.Context) error {
 	p.pid, p.exited, p.frozen = cmd.Process.Pid, exited, false
 	err = p.ready(ctx, exited)
 	if err != nil {
-		err = errors.Join(err, p.kill())
+		err = errors.Join(err, p.kill(), p.portFree())
 	}
 	return err
+}
+
+// portFree returns errPortTaken if somebody listens on the port.
+func (p *daemon) portFree() error {
+	l, err := net.Listen("tcp4", p.address())
+	if err != nil {
+		return errors.Join(errPortTaken, err)
+	}
+	return l.Close()
 }
 
 func (p *daemon) running() bool {

@@ -164,7 +164,7 @@ func inspect(ctx context.Context, root, dir string) (Install, bool) {
 			return Install{}, false
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "postgres"), "--version")
 	chroot(cmd, root)

@@ -129,7 +129,7 @@ func inspectMySQL(ctx context.Context, root, path string) (MySQLInstall, bool) {
 	if !isProgram(filepath.Join(root, path)) {
 		return MySQLInstall{}, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, "--no-defaults", "--version")
 	chroot(cmd, root)

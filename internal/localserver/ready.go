@@ -89,10 +89,10 @@ func probeDSN(port int) string {
 	return "postgres://postgres@127.0.0.1:" + strconv.Itoa(port) + "/postgres?sslmode=disable"
 }
 
-// freePort picks a TCP port that nobody listens on. It stays below the range
+// FreePort picks a TCP port that nobody listens on. It stays below the range
 // from which kernels take the ports of outgoing connections: otherwise any
 // client on the machine could take the port while the server is down.
-func freePort() (int, error) {
+func FreePort() (int, error) {
 	var last error
 	for range 200 {
 		port := 10000 + rand.IntN(22000)

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/cdc-dispatcher/cdc-dispatcher/internal/localserver"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
 )
 
@@ -119,12 +120,11 @@ func get(ctx context.Context, url string) ([]byte, error) {
 // freeAddress is an address on this machine that nobody listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	port, err := localserver.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
 func freePort(t *testing.T) string {

@@ -226,7 +226,7 @@ func (s *stage) write(ctx context.Context) error {
 	}
 	s.live.phase.Store("the application writes")
 	app := s.ground.application()
-	app.Ledger, app.Rate, app.Seed, app.Draw = &s.writers, s.Rate, rand.Uint64(), draw
+	app.Ledger, app.Rate, app.Seed, app.Draw = &s.writers, s.Rate, rand.Uint64(), drawing()
 	err := workload.Run(ctx, app)
 	s.wrote = time.Since(s.began)
 	return err

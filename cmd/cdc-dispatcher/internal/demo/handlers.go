@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/cdc-dispatcher/cdc-dispatcher/event"
@@ -39,7 +40,7 @@ func roles(receipts *ledger.Recorder) []role {
 		{pipeline.Handler{
 			Name: "ok", On: []string{"*"}, Retry: quickRetry,
 			Handler: event.Typed(func(context.Context, event.Envelope, order) error { return nil }),
-		}, "returns at once; cannot decode one payload in 60"},
+		}, "returns at once; cannot decode one payload in 40"},
 		{pipeline.Handler{
 			Name: "slow", On: []string{"order.shipped"}, Retry: quickRetry,
 			Handler: event.HandlerFunc(slow),
@@ -105,16 +106,19 @@ func dice(id string) uint64 {
 	return binary.BigEndian.Uint64(h.Sum(nil)) >> 16
 }
 
-// draw makes the application's next event: mostly orders, one in 60 with a
-// payload that "ok" cannot decode, one in 100 dated back beyond every retry window, as
-// an import of old records would be.
-func draw(r *rand.Rand) workload.Spec {
-	s := workload.Orders(r)
-	switch r.IntN(300) {
-	case 0, 1, 2, 3, 4:
-		s.Payload = fmt.Appendf(nil, `{"order_id": "o-%08x", "customer": "c-0000", "total_cents": "one hundred"}`, r.Uint32())
-	case 5, 6, 7:
-		s.Age = quickRetry.Window + time.Hour
+// drawing makes the application's events: mostly orders, one in 40 with a
+// payload that "ok" cannot decode, one in 40 dated back beyond every retry window, as
+// an import of old records would be. They are counted out, so that a short demo has some too.
+func drawing() func(r *rand.Rand) workload.Spec {
+	var n atomic.Int64
+	return func(r *rand.Rand) workload.Spec {
+		s := workload.Orders(r)
+		switch n := n.Add(1); { // some of them are rolled back
+		case n%40 == 10:
+			s.Payload = fmt.Appendf(nil, `{"order_id": "o-%08x", "customer": "c-0000", "total_cents": "one hundred"}`, r.Uint32())
+		case n%40 == 30:
+			s.Age = quickRetry.Window + time.Hour
+		}
+		return s
 	}
-	return s
 }
