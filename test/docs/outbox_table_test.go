@@ -95,7 +95,9 @@ func followOutboxTable(t *testing.T, r *reader, p page, uuid string) {
 		t.Errorf("deliveries list shows %d SUCCEEDED, want 2:\n%s", n, list)
 	}
 
-	// What to know: deleted in its own transaction, and a null payload.
+	// What to know: deleted in its own transaction, and a null payload. The page's dispatcher has its place in the log by now;
+	// on a busy machine the sweep of its start may have brought all so far.
+	testdb.WaitFor(t, "the log to be read", func() bool { return strings.Contains(r.shell("cdc-dispatcher status"), "streaming") })
 	r.sql("START TRANSACTION;\n" +
 		"INSERT INTO outbox VALUES ('00000000-0000-4000-8000-000000000043', 'Order', '43', 'OrderPlaced', '{\"total\": 2}');\n" +
 		"DELETE FROM outbox WHERE aggregateid = '43';\nCOMMIT;\n" +

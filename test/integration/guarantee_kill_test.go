@@ -262,14 +262,15 @@ func (w *world) leaseEnds() map[ledger.Pair]time.Time {
 func TestGuarantee_StaleWorkerChangesNothing(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
 		gate := t.TempDir() + "/gate"
-		stale := w.spawn(childLife{options: options{Lease: 2 * time.Second}, Gate: gate})
+		// No lease may run out before it is frozen, nor one of the taker's at all.
+		stale := w.spawn(childLife{options: options{Lease: 10 * time.Second}, Gate: gate})
 		w.streaming()
 		w.emit(10, "order.placed", `{}`)
 		testdb.WaitFor(t, "20 running handlers", func() bool { return stale.running() == 20 })
 		stale.freeze()
 		w.wrecked = append(w.wrecked, "frozen past its leases")
 
-		taker := w.dispatch(options{}, steadyAndMoody(), hooks{})
+		taker := w.dispatch(options{Lease: time.Minute}, steadyAndMoody(), hooks{})
 		w.settle()
 		before := w.snapshotDeliveries()
 

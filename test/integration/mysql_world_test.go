@@ -13,6 +13,7 @@ import (
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/faultproxy"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/ledger"
 	"github.com/cdc-dispatcher/cdc-dispatcher/internal/testdb"
+	"github.com/cdc-dispatcher/cdc-dispatcher/pipeline"
 )
 
 // The tests of files mysql_*_test.go are named by the number of the failure in our list of
@@ -33,6 +34,20 @@ func onMySQL(t *testing.T, kind testdb.Kind, fn func(t *testing.T, w *world)) {
 
 // neverPoll leaves all events that the log brings, or asks to be looked for, to the log.
 var neverPoll = options{Grace: time.Hour, PollInterval: time.Hour}
+
+// seldomPoll does the same, but for an event that the server shows long after it has logged it: fan-out defers
+// that to the poller, which takes it when two looks have seen it. That the log brought the others is for leftToLog
+// to say, or for a test that counts what the log brings.
+var seldomPoll = options{Grace: 40 * time.Second, PollInterval: 45 * time.Second}
+
+// leftToLog fails the test when the poller's ordinary looks took more than was deferred to them.
+func (w *world) leftToLog(d *life) {
+	w.t.Helper()
+	got := d.counts.totals()
+	if took := got.Other[pipeline.CountPolledMissed]; took > got.Other[pipeline.CountDeferred] {
+		w.t.Errorf("the poller took %d events that the log was to bring: %s", took, got)
+	}
+}
 
 // through is the DSN of the log through a new proxy.
 func (w *world) through() (*faultproxy.Proxy, string) {

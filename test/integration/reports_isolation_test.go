@@ -65,7 +65,7 @@ func TestT23_DestinationThatIsNotThereAtTheStart(t *testing.T) {
 // goes on without a restart.
 func TestT24_StatementsHangAndTheReaderStays(t *testing.T) {
 	eachPostgres(t, func(t *testing.T, w *world) {
-		const timeout = 3 * time.Second
+		const timeout = 6 * time.Second
 		w.senderTimeout(timeout)
 		direct := w.db
 		pool, dsn := w.throughPostgres()
@@ -75,16 +75,13 @@ func TestT24_StatementsHangAndTheReaderStays(t *testing.T) {
 		w.streaming()
 		end := w.write(workload.Config{Writers: 4, Rate: 100})
 		w.letSucceed(50)
-		const senderPID = `SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1`
-		sender := w.number(senderPID, slotName)
+		sender, stalls := w.number(senderPID, slotName), w.watchStalls()
 		pool.Stall()
 		since := w.text(`SELECT clock_timestamp()::text`)
 		testdb.WaitFor(t, "longer than wal_sender_timeout", func() bool {
-			return w.number(`SELECT (clock_timestamp() - $1::timestamptz > interval '4.5 s')::int`, since) == 1
+			return w.number(`SELECT (clock_timestamp() - $1::timestamptz > interval '9 s')::int`, since) == 1
 		})
-		if pid := w.number(senderPID, slotName); pid != sender {
-			t.Errorf("the sender's process was %d and is %d: the stream was cut", sender, pid)
-		}
+		sender = w.sameSender(sender, timeout, stalls)
 		w.wrecked = append(w.wrecked, "statements hang")
 		pool.Resume()
 		w.letSucceed(50)
@@ -98,9 +95,7 @@ func TestT24_StatementsHangAndTheReaderStays(t *testing.T) {
 		w.letSucceed(50)
 		end()
 		w.settle()
-		if pid := w.number(senderPID, slotName); pid != sender {
-			t.Errorf("the sender's process was %d and is %d", sender, pid)
-		}
+		w.sameSender(sender, timeout, stalls)
 		if n := w.number(`SELECT count(*) FROM eventlog.gaps`); n != 0 {
 			t.Errorf("%d gaps, want none", n)
 		}
@@ -178,9 +173,8 @@ func TestT29_StuckHandlersHoldUpNoSuccessor(t *testing.T) {
 		t.Logf("the stuck process ended: %v", stuck.wait())
 		w.fault(stuck.process)
 		w.wrecked = append(w.wrecked, "SIGTERM beside stuck handlers")
-		if w.db.Streaming(t.Context()) {
-			t.Error("a session still reads the log")
-		}
+		// The server learns of it at once, and takes a moment to end the session.
+		testdb.WaitFor(t, "no session to read the log any more", func() bool { return !w.db.Streaming(t.Context()) })
 		d := w.dispatch(options{}, steadyAndMoody(), hooks{})
 		w.streaming()
 		w.logBrings(d)
@@ -217,8 +211,8 @@ func TestT29_FrozenReaderIsReplaced(t *testing.T) {
 func TestT31_ReaderThatEndsIsRunAgain(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, w *world) {
 		var book lineBook
-		m := &mortal{orders: make(chan error)}
-		d := w.dispatch(neverPoll, steadyAndMoody(), hooks{
+		m := &mortal{orders: make(chan error), again: make(chan struct{})}
+		d := w.dispatch(seldomPoll, steadyAndMoody(), hooks{
 			source: func(s cdc.Source) cdc.Source { m.Source = s; return m },
 			config: func(c *pipeline.Config) { c.Logger = slog.New(slog.NewTextHandler(&book, nil)) },
 		})
@@ -228,6 +222,7 @@ func TestT31_ReaderThatEndsIsRunAgain(t *testing.T) {
 			m.orders <- err
 			testdb.WaitFor(t, "health to say that the log is not read", func() bool { return d.pipe.Health().LogTrouble.Present() })
 			w.emit(10, "order.meanwhile", `{}`)
+			m.again <- struct{}{} // it waits for that, or who is slow to look would see no trouble any more
 			w.logBrings(d)
 			testdb.WaitFor(t, "health to be good again", func() bool { return !d.pipe.Health().LogTrouble.Present() })
 			if n := book.count("reading the log failed"); n <= i {
@@ -240,14 +235,17 @@ func TestT31_ReaderThatEndsIsRunAgain(t *testing.T) {
 		if n := m.runs.Load(); n < 3 {
 			t.Errorf("the reader was run %d times, want 3 at least", n)
 		}
+		w.leftToLog(d)
 		w.verdict()
 	})
 }
 
-// mortal is a source that ends when it is told to.
+// mortal is a source that ends when it is told to, and reads again when it is told to.
 type mortal struct {
 	cdc.Source
 	orders chan error
+	again  chan struct{}
+	ended  atomic.Bool
 	runs   atomic.Int64
 }
 
@@ -257,6 +255,13 @@ func (m *mortal) Status() cdc.Status { return m.Source.(cdc.Reporter).Status() }
 // Run implements cdc.Source.
 func (m *mortal) Run(ctx context.Context, out chan<- cdc.Transaction) error {
 	m.runs.Add(1)
+	if m.ended.Swap(false) {
+		select {
+		case <-m.again:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
@@ -265,6 +270,7 @@ func (m *mortal) Run(ctx context.Context, out chan<- cdc.Transaction) error {
 	case err := <-done:
 		return err
 	case err := <-m.orders:
+		m.ended.Store(true)
 		cancel()
 		return errors.Join(err, <-done)
 	}
