@@ -298,6 +298,11 @@ func TestSnapshot_ResolveSettlesUnansweredCommits(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("resolved (-want +got):\n%s", diff)
 	}
+	got = w.Snapshot().ResolveAfterLoss(map[string]struct{}{"c": {}, "u1": {}})
+	want.RolledBack, want.Unknown = want.Unknown, want.RolledBack
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("resolved after the loss of a server (-want +got):\n%s", diff)
+	}
 }
 
 // record runs one attempt through a recorder.

@@ -82,6 +82,19 @@ func (s Snapshot) Resolve(stored map[string]struct{}) Snapshot {
 	return out
 }
 
+// ResolveAfterLoss is Resolve for a database whose primary was lost for good. An unknown event that is not there any more may
+// have been in the log of the one that is lost, for everybody to read, and stays unknown.
+func (s Snapshot) ResolveAfterLoss(stored map[string]struct{}) Snapshot {
+	out := s.Resolve(stored)
+	for id, e := range s.Unknown {
+		if _, ok := stored[id]; !ok {
+			delete(out.RolledBack, id)
+			out.Unknown[id] = e
+		}
+	}
+	return out
+}
+
 func clone(m map[string]Event) map[string]Event {
 	out := make(map[string]Event, len(m))
 	for k, v := range m {

@@ -48,6 +48,8 @@ type arena struct {
 	modes     map[string]*mode
 	processes []*process
 	operator  string // a configuration file that leads straight to the server
+	// primaryLost says that another server took over, and that nothing more is heard of the first one.
+	primaryLost bool
 
 	mu       sync.Mutex
 	faults   []ledger.Fault
@@ -259,8 +261,12 @@ func (a *arena) verdict() ledger.Report {
 		a.t.Fatal(err)
 	}
 	still, worst := a.pulse.faults()
+	writers := a.writers.Snapshot().Resolve(stored)
+	if a.primaryLost {
+		writers = a.writers.Snapshot().ResolveAfterLoss(stored)
+	}
 	in := ledger.Input{
-		Writers: a.writers.Snapshot().Resolve(stored), Rows: rows, Receipts: a.receiver.Receipts(),
+		Writers: writers, Rows: rows, Receipts: a.receiver.Receipts(),
 		Subscribers: func(string) []string { return handlers }, Faults: append(still, a.faults...),
 	}
 	report := ledger.Compare(in)

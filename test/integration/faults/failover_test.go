@@ -291,6 +291,7 @@ func (a *arena) alterSystem(name, value string) {
 
 // moved leads everybody to where the server is now.
 func (a *arena) moved(app *faultproxy.Proxy) {
+	a.primaryLost = true
 	ways := []*faultproxy.Proxy{app}
 	for _, p := range a.processes {
 		ways = append(ways, p.pool, p.log)
